@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
-from recast.lab.scales import randomize_scales_
 from recast.layers.config import Backend, RecastConfig
 from recast.models.build import build
 from recast.models.config import ModelConfig
@@ -34,6 +33,7 @@ from recast.surgery.apply import recast_
 from recast.surgery.controls import changed_layer
 from recast.surgery.exactness import Exactness
 from recast.surgery.planning import plan
+from recast.surgery.scales import randomize_scales_
 from recast.surgery.verify import verify
 
 RANDOM = ("resnet18", "resnet50", "resnetrs50", "resnext50_32x4d", "convnext_tiny")

@@ -26,9 +26,9 @@ from torch import nn
 import recast
 import recast.papers.networks  # registers networks
 from recast.exporting import SUFFIX, open_program
-from recast.lab.scales import randomize_scales_
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import PAPERS_LAYER
+from recast.surgery.scales import randomize_scales_
 
 SIZE, ROUNDS = 96, 9
 NETWORKS: dict[str, dict[str, Any]] = {

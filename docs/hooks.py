@@ -1,4 +1,4 @@
-"""MkDocs: pages made when the site is built (commands, notebooks, files outside docs/); links that stay inside it."""
+"""MkDocs: pages made when the site is built (commands, recipes, notebooks, files outside docs/); links inside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-BOOSTS = {"training.md": 2}
+BOOSTS = {"training.md": 2, "data.md": 2}
 """Factor of a page in the ranking of the site's search."""
 
 
@@ -38,6 +38,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     The search shows the page of training options before pages that have the words by the way.
     """
+    if page.file.src_uri.startswith("recipes/"):
+        markdown = "".join(with_recipes(markdown))
     page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri, 1)})
     return re.sub(r"\]\((?:\.\./)+results/", "](" + "../" * page.file.src_uri.count("/") + "results/", markdown)
 
@@ -53,6 +55,34 @@ def commands() -> Iterator[str]:
             if main([name, "--help-all"]):
                 raise RuntimeError(f"recast {name} --help-all failed")
         yield f"## recast {name}\n\n```text\n{text.getvalue().strip()}\n```\n"
+
+
+def with_recipes(markdown: str) -> Iterator[str]:
+    """A page of recipes with the table of every paper that is a section, before its notes."""
+    import_module("recast.papers")
+    from recast.lab.recipes import recipes_by_paper
+
+    for section in re.split(r"^(?=##)", markdown, flags=re.MULTILINE):
+        yield section
+        heading = section.partition("\n")[0].removeprefix("## ")
+        if names := recipes_by_paper().get(heading):
+            yield "\n".join(recipe_table(names)) + "\n\n"
+
+
+def recipe_table(names: list[str]) -> Iterator[str]:
+    """What each recipe trains, its main settings, the published number and the cost."""
+    from recast.lab.recipes import make_recipe, recipes
+
+    yield "| recipe | trains | size | epochs | batch | optimiser, peak rate | decay | drop-path | expected | cost |"
+    yield "|---|---|---:|---:|---:|---|---:|---:|---|---|"
+    for name in names:
+        recipe, entry = make_recipe(name), recipes()[name]
+        data, optim, drop_path = recipe.data, recipe.optim, recipe.regularization.drop_path or 0
+        rate = optim.lr * (data.batch_size / optim.base_batch if optim.base_batch else 1)
+        sizes = ", tested ".join(str(size) for size in (data.img_size, data.test_size) if size)
+        settings = (sizes, recipe.epochs, data.batch_size, f"{optim.opt} {rate:.3g}", f"{optim.weight_decay:g}")
+        cells = (f"`{name}`", entry.title, *settings, f"{drop_path:g}", entry.expected, entry.cost)
+        yield f"| {' | '.join(map(str, cells))} |"
 
 
 def notebook(path: Path) -> Iterator[str]:

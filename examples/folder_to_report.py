@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from recast.lab.config.text import override
 from recast.lab.evaluation.run_folder import evaluate_run
-from recast.lab.recipe import override
 from recast.lab.recipes import make_recipe
 from recast.lab.report import write_report
 from recast.lab.training.run import train

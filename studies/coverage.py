@@ -11,7 +11,7 @@ A row of the table is a method in a setting:
 
 metric          top1, or one of all images together: auroc (one class against the others), map (of labels), miou
 seeds, images, top1, effect, spread, always: the setting; the effect in points, top1 that of the weaker arm in percent
-method          interval: `recast.lab.statistics.interval`. Before it: bootstrap (percentiles, of `evaluate`), over
+method          interval: `lab.evaluation.intervals.interval`. Before it: bootstrap (percentiles, of `evaluate`), over
                 seeds (t of the seeds' means, of `report`), Satterthwaite (both sources, of `try`)
 truth           of the mean over `seeds and images`, or of these networks over the `images`; `one arm`: no difference
 coverage        share of draws whose interval contains the truth: 0.95
@@ -47,8 +47,8 @@ from price import RESULTS
 from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
 
 from recast.lab.evaluation.class_metrics import ranked
+from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.evaluation.stats import Compared, known_mean
-from recast.lab.statistics import POINTS, interval
 from recast.lab.trial.answer import HIDDEN, confidence, verdict
 from recast.papers.dense.segment.evaluation import STATISTICS
 

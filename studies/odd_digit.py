@@ -21,11 +21,11 @@ from evidence.csv_files import write
 from price import RESULTS
 
 import recast
+from recast.lab.config.text import load_recipe
 from recast.lab.data import load_data
-from recast.lab.folder.image_values import ImageValues, over_seeds, read_images
+from recast.lab.evaluation.image_values import ImageValues, over_seeds, read_images
+from recast.lab.evaluation.intervals import Interval, interval
 from recast.lab.folder.records import Wakefulness
-from recast.lab.recipe import load_recipe
-from recast.lab.statistics import Interval, interval
 from recast.lab.training.metrics import read_metrics
 from recast.layers.cmhsa import gated_layers
 from recast.models.build import build

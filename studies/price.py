@@ -23,7 +23,7 @@ wide head; fine-tuned for as many seconds, by the measured step times; nine head
 seconds; one wide head, the new default; and, added after the last stage and started at zero, a 1×1 block of the new
 default's multiply-adds, timm's non-local block, its global context. One parent; seeds change the order of images and
 new parameters. A difference to one wide head is shown if 0 is outside its 95 % interval over
-seeds and images (`recast.lab.statistics`). The smallest visible effect is the one that this shows with 80 %
+seeds and images (`recast.lab.evaluation.intervals`). The smallest visible effect is the one that this shows with 80 %
 probability.
 """
 
@@ -57,11 +57,11 @@ from torchvision.transforms.v2.functional import normalize
 import recast
 import recast.papers.networks  # registers the networks
 from recast.analysis.wakefulness import wakefulness
-from recast.lab.data.datasets import IMAGENET
 from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out
+from recast.lab.evaluation.intervals import POINTS, Interval, interval
 from recast.lab.folder.records import Wakefulness
-from recast.lab.statistics import POINTS, Interval, interval
+from recast.models.register import IMAGENET
 from recast.tracing.cost import count_parameters
 
 RESULTS = Path(__file__).parents[1] / "results"

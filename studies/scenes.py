@@ -14,7 +14,7 @@ times: seconds of a step of 16 scenes and of inference, every arm by turns, one 
 compare, on the 200 test scenes, stated before it was run. Arms: `ARMS`. "beside" is the default of `plan` as beside.py
 chose it on other tasks (`beside.NEW`); nothing was chosen on scenes. "equal seconds" are those of beside, by the
 measured step times. Metric: mIoU of all, of the local and of the distant classes. A difference beside − arm is shown if
-0 is outside its 95 % interval over seeds and scenes (`recast.lab.statistics`). The smallest visible effect is the one
+0 is outside its 95 % interval over seeds and scenes (`evaluation.intervals`). The smallest visible effect is the one
 that this shows with 80 % probability. What was asked, by mIoU of the distant classes: beside is not below the non-local
 block, and ahead of fine-tuning for as many seconds by 40 points.
 """
@@ -41,9 +41,9 @@ from torch import Tensor, nn
 import recast
 from recast.lab.data import load_data
 from recast.lab.data.digits import read_digits
+from recast.lab.evaluation.intervals import interval
 from recast.lab.evaluation.stats import Compared
 from recast.lab.recipes import make_recipe
-from recast.lab.statistics import interval
 from recast.lab.training.optim import WarmupDecay
 from recast.papers.dense.scenes import CLASSES, KINDS, draw_scene
 from recast.papers.dense.segment.evaluation import mean_iou, pixel_counts

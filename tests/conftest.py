@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import recast.papers.networks  # noqa: F401  registers the networks, tasks and recipes
-from recast.lab.scales import randomize_scales_
 from recast.layers.gpsa import GPSA
+from recast.surgery.scales import randomize_scales_
 
 # xdist already runs one worker a core; more threads only fight (and change the order of sums between runs)
 os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start, and so that commands keep it

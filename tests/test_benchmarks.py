@@ -46,8 +46,11 @@ def test_rows_that_passed_are_kept_and_others_measured_again(tmp_path: Path) -> 
     units = [("a", fragile), ("b", unsteady), ("c", steady)]
     assert rows.carry_out(path, units, 100, lambda: recovered.append(1)) == 1
     assert [(row["unit"], row["state"]) for row in read(path)] == [
-        ("a", "failed"), ("b", "failed"), ("b", "passed"), ("c", "passed"),
-    ]  # fmt: skip
+        ("a", "failed"),
+        ("b", "failed"),
+        ("b", "passed"),
+        ("c", "passed"),
+    ]
     assert read(path)[0]["note"] == "ValueError: no luck"
     assert recovered == [1]
     healthy = True

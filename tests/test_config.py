@@ -2,6 +2,7 @@ import copy
 import pickle
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -9,13 +10,13 @@ import torch
 from torch import nn
 
 import recast
-from recast import PoolConfig, RecastConfig, RecastError
+from recast import PoolConfig, RecastConfig, RecastError, Schedule
 from recast.config import Count, checked, coerce, read, typed
 from recast.lab.cli.command import Part, Typed
 from recast.lab.config import OptimConfig, Recipe, ScheduleConfig, TaskConfig
 from recast.lab.config.fields import fields_of, merge
 from recast.lab.config.recipe import PaperConfig
-from recast.lab.recipe import override
+from recast.lab.config.text import override
 from recast.layers.config import BesideGate, BiasGate, LinearGate, SigmoidGate
 from recast.layers.pool_config import AttentionPooling
 
@@ -71,7 +72,7 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (PoolConfig, {"kind": "single", "cls_in_keys": True}, "cls_in_keys moves the average by 1/(n+1) and requires"),
     (ScheduleConfig, {"kind": "listed"}, "dates is missing; kind listed requires it"),
     (TaskConfig, {"teacher": "model"}, "teacher.teacher_model is missing; teacher.kind model requires it"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "values", "message"), MISTAKES)
@@ -204,3 +205,21 @@ def test_arguments_and_dataclasses_are_checked() -> None:
     ):
         with pytest.raises(RecastError, match=message):
             wrong()
+
+
+def test_schedules_of_recipes() -> None:
+    plan: Any = SimpleNamespace(steps=tuple(SimpleNamespace(name=f"blocks.{i}.mixer") for i in range(4)))
+    assert ScheduleConfig().dated(plan, 10) is None
+    assert ScheduleConfig("never").dated(plan, 10) is None
+    assert ScheduleConfig("at_once", conv_epochs=3).dated(plan, 10) == Schedule.at_once(plan, 4)
+    assert ScheduleConfig("progressive").dated(plan, 50) == Schedule.progressive(plan, 50)
+    listed = ScheduleConfig("listed", dates=["2:blocks.3.mixer", "2:blocks.1.mixer"]).dated(plan, 10)
+    assert listed.due(2) == ("blocks.1.mixer", "blocks.3.mixer")
+
+
+@pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x", "9" * 5000 + ":x"])
+def test_dates_as_words(word: str) -> None:
+    assert ScheduleConfig("listed", dates=["5:a", "5:b", "6:c"]).by_epoch == {5: ["a", "b"], 6: ["c"]}
+    for dates in ([word], []):
+        with pytest.raises(RecastError, match="dates must"):
+            ScheduleConfig("listed", dates=dates)

@@ -13,7 +13,7 @@ import pytest
 from recast.errors import RecastError
 from recast.files import check_place, replaced, write_text
 from recast.lab.folder.files import LOCK, check_ours, locked, read_lines
-from recast.lab.folder.records import Difference, Row, write_records
+from recast.lab.folder.records import Difference, Row, Wakefulness, write_records
 from recast.lab.folder.tables import read_records
 
 HOLDS = """
@@ -247,3 +247,10 @@ def test_a_file_that_is_replaced_keeps_its_mode(mode: int, tmp_path: Path) -> No
     finally:
         os.umask(before)
     assert stat.S_IMODE(new.stat().st_mode) == 0o640
+
+
+def test_a_remedy_is_none_that_the_run_has_already() -> None:
+    uniform = Wakefulness(heads=9, awake=0, entropy=1.0)
+    assert "--query-key images" in uniform.remedy("zero")
+    assert uniform.remedy("images") == "raise --qk-lr"
+    assert Wakefulness(9, 9, 1.0).remedy("zero") == ""

@@ -138,9 +138,10 @@ def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
     (tmp_path / "folder.safetensors").mkdir()
     (tmp_path / "file").touch()
     for name, message in (
-        ("folder.safetensors", "path"), ("file/a.safetensors", "path"),
+        ("folder.safetensors", "path"),
+        ("file/a.safetensors", "path"),
         ("notes.txt", r"save writes \.safetensors, got notes\.txt"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RecastError, match=message):
             save(nn.Conv2d(3, 4, 3), tmp_path / name)
     with pytest.raises(RecastError, match="no such file"):

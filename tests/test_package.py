@@ -91,9 +91,12 @@ def test_imports_go_one_way() -> None:
 
 def test_the_check_sees_every_kind_of_import() -> None:
     for source in (
-        "from recast.lab import cli", "import recast.lab.cli", "def f():\n    import recast.lab.cli",
-        "if TYPE_CHECKING:\n    from recast.lab.cli import main", 'importlib.import_module("recast.lab.cli")',
-    ):  # fmt: skip
+        "from recast.lab import cli",
+        "import recast.lab.cli",
+        "def f():\n    import recast.lab.cli",
+        "if TYPE_CHECKING:\n    from recast.lab.cli import main",
+        'importlib.import_module("recast.lab.cli")',
+    ):
         assert {part(name) for name in imported(source)} == {"lab"}, source
 
 
@@ -120,11 +123,23 @@ def test_imports_have_no_circles() -> None:
 
 def test_light_modules_import_no_torch() -> None:
     code = (
-        "import sys, recast, recast.lab.recipe, recast.lab.recipes, recast.lab.report, recast.__main__\n"
+        "import sys, recast, recast.lab.config.text, recast.lab.recipes, recast.lab.report, recast.__main__\n"
         "print(sorted({'torch', 'timm'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_recipe_of_lab_loads_no_paper() -> None:
+    code = (
+        "import sys; sys.argv = 'recast train digits --epochs 2 --device nowhere --out no'.split()\n"
+        "from recast.__main__ import main; code = main()\n"
+        "from recast.lab.config import Recipe; from recast.lab.config.fields import fields_of\n"
+        "print(code, len(fields_of(Recipe)), *(name for name in sys.modules if name.startswith('recast.papers')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "109"], done.stderr
+    assert "nowhere" in done.stderr
 
 
 def test_no_module_hides_a_public_name() -> None:

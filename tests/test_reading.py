@@ -11,9 +11,9 @@ from recast.errors import RecastError, shown
 from recast.json_text import parse_json
 from recast.lab.cli.guard import one_line
 from recast.lab.config import Recipe
+from recast.lab.config.text import SEAL, load_recipe, save_recipe
 from recast.lab.folder.files import read_text
 from recast.lab.folder.tables import read_table
-from recast.lab.recipe import SEAL, load_recipe, save_recipe
 from recast.reading import read_bytes
 
 BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))

@@ -7,7 +7,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from recast import RecastError, plan, recast_
-from recast.lab.scales import layer_scales, randomize_scales_, recalibrate_batch_norm_
+from recast.surgery.scales import layer_scales, randomize_scales_, recalibrate_batch_norm_
 
 
 def test_every_layer_scale_of_a_network_is_woken_and_gates_are_none() -> None:

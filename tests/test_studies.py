@@ -2,14 +2,19 @@ import csv
 import importlib
 import json
 import re
+import runpy
 import sys
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from recast.lab.data.datasets import ImageTensors
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -41,8 +46,9 @@ def test_first_and_last_block_are_taken_by_name(load: Any) -> None:
     curves = [("stem", 0.0, 1.0), ("blocks.0.mixer", 0.1, 2.0), ("blocks.0", 0.2, 3.0)]
     curves += [("blocks.2", 0.4, 5.0), ("blocks.10.mixer", 0.9, 6.0), ("blocks.10", 1.0, 7.0)]
     assert {name: float(value[0]) for name, value in block_deltas(curves).items()} == {
-        "delta(pi), first block": 3.0, "delta(pi), last block": 7.0,
-    }  # fmt: skip
+        "delta(pi), first block": 3.0,
+        "delta(pi), last block": 7.0,
+    }
     assert block_deltas([]) == block_deltas(curves[:2]) == {}
 
 
@@ -62,8 +68,10 @@ def test_the_blocks_of_the_table_are_those_of_the_stored_runs(study: str, count:
 def test_severities_take_turns(load: Any) -> None:
     parts = load("tables").by_severity(np.arange(7))
     assert {name: part.tolist() for name, part in parts.items()} == {
-        "corruptions, severity 1": [0, 3, 6], "corruptions, severity 3": [1, 4], "corruptions, severity 5": [2, 5]
-    }  # fmt: skip
+        "corruptions, severity 1": [0, 3, 6],
+        "corruptions, severity 3": [1, 4],
+        "corruptions, severity 5": [2, 5],
+    }
     assert load("tables").by_severity(np.empty(0)) == {}
 
 
@@ -123,37 +131,36 @@ def are_of(row: dict[str, str], columns: tuple[str, ...], numbers: list[str]) ->
 
 
 def test_the_table_of_claims_in_the_documentation_is_that_of_the_results() -> None:
-    table = cells_of("expect.md", r"\| (keep|remove) \|")
+    table = cells_of("studies/claims.md", r"\| (keep|remove) \|")
     assert len(table) > 45
     rows = [row for row in read("evidence_claims.csv") if row["epochs"] and "*" not in row["study"]]
     for cells in table:
-        *_, gate, stride, epochs, top1, interval, verdict, detectable = cells
+        *_, gate, stride, epochs, interval, verdict = cells
         key = (
             {"C-MHSA": "none: C-MHSA", "–": ""}.get(gate, gate),
             stride,
-            verdict.replace("asleep", "attention slept"),
+            {"asleep": "not decidable: attention slept", "too short": "not decidable: too short"}.get(verdict, verdict),
         )
-        numbers = [epochs, top1, *re.findall(r"[-+.\d]+", interval), detectable]
-        columns = ("epochs", "train_top1", *NUMBERS, "detectable")
+        numbers = [epochs, *re.findall(r"[-+.\d]+", interval)]
+        columns = ("epochs", *NUMBERS)
         assert any(
             (row["gate"], row["stride"], row["verdict"]) == key and are_of(row, columns, numbers) for row in rows
         ), cells
 
 
 INTERVAL = r"[+-]?\d+\.\d+ \([+-]?\d+\.\d+, [+-]?\d+\.\d+\)"
-VERDICT = r"(?<!\*)(holds here|does not hold here|not decidable: (?:asleep|too short)|not decidable)"
+VERDICT = r"(holds here|does not hold here|not decidable)\*\*"
 
 
 def test_a_verdict_beside_an_interval_is_that_of_the_table() -> None:
-    """Of papers.md: `−1.7 (−2.2, −1.1), does not hold here`."""
+    """Of finetuned.md: `**does not hold here** with the linear gate, −1.1 (−1.6, −0.6)`."""
     rows = [row for row in read("evidence_claims.csv") if row["difference"]]
-    page = (ROOT / "docs/papers.md").read_text(encoding="utf-8").replace("−", "-").replace("**", "")
-    verdicts = re.findall(rf"({INTERVAL})(?: \([a-z][^)]*\))?, {VERDICT}", page)
-    assert len(verdicts) > 8
-    for interval, verdict in verdicts:
+    page = (ROOT / "docs/studies/finetuned.md").read_text(encoding="utf-8").replace("−", "-")
+    verdicts = re.findall(rf"\*\*{VERDICT}[^.;:|]{{0,60}}, ({INTERVAL})", page)
+    assert len(verdicts) >= 3
+    for verdict, interval in verdicts:
         numbers = re.findall(r"[-+.\d]+", interval)
-        found = {row["verdict"].replace("attention slept", "asleep") for row in rows if are_of(row, NUMBERS, numbers)}
-        assert verdict in found, (interval, found)
+        assert verdict in {row["verdict"] for row in rows if are_of(row, NUMBERS, numbers)}, interval
 
 
 def test_the_rows_without_the_stride_are_those_of_the_results() -> None:
@@ -163,3 +170,60 @@ def test_the_rows_without_the_stride_are_those_of_the_results() -> None:
     for cells in table:
         for interval in re.findall(r"([+-]?\d+\.\d) \(([+-]?\d+\.\d), ([+-]?\d+\.\d)\)", " | ".join(cells)):
             assert any(are_of(row, NUMBERS, interval) for row in rows), interval
+
+
+@pytest.mark.parametrize("task", ["odd", "twice", "more", "first"])
+def test_a_canvas_of_photographs_has_the_answer_that_it_shows(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "studies"))  # type: ignore[no-untyped-call]
+    before = set(sys.modules)
+    photographs = importlib.import_module("photographs")
+    monkeypatch.setattr(photographs, "altered", lambda pictures, _generator: pictures)
+    labels = torch.arange(200) % 10
+    pixels = torch.stack([labels, torch.arange(200)], 1).byte()[:, [0, 1, 1], None, None].repeat(1, 1, 32, 32)
+    images, answers = photographs.draw(task, ImageTensors(pixels, labels), 60, 0)
+    cells = images[:, :2, 16::32, 16::32].flatten(2).tolist()  # class and number of the photograph in each cell
+    for (classes, numbers), answer in zip(cells, answers.tolist(), strict=True):
+        shown = [pair for pair in zip(classes, numbers, strict=True) if pair[0] < 10]  # others are empty
+        counts = Counter(label for label, _ in shown)
+        if task == "twice":
+            first, second = photographs.PAIRS[answer]
+            assert len(set(shown)) == 3
+            assert shown[first] == shown[second]
+        elif task == "first":
+            assert shown[0][0] == answer
+        else:
+            assert len(set(shown)) == len(shown)
+            assert len(counts) == 2
+            assert (counts[answer], len(shown)) == ((1, 3) if task == "odd" else (4, 7))
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", "") or "").startswith(str(ROOT / "studies")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def works_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What studies/works_with defines, its scripts out of the way of others of their names."""
+    folder = ROOT / "studies/works_with"
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    study = runpy.run_path(str(folder / "__main__.py"), run_name="works_with")
+    study["load_tools"]()
+    yield study
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_every_tool_has_its_rows_and_the_page_is_made_of_them(works_with: Any) -> None:
+    rows, tools = works_with["read"](), works_with["TOOLS"]
+    of = {name: [row for row in rows if row["tool"] == name] for name in tools}
+    assert {row["tool"] for row in rows} == set(tools)
+    for name, tool in tools.items():
+        assert {(row["kind"], row["does"]) for row in of[name]} == {(tool.kind, tool.does)}, name
+        cells = {row["cell"] for row in of[name]}
+        assert cells <= {"exact", "works", "wrong", "loses attention", "refused"} or cells == {"not run"}, name
+        assert [row["layer"] for row in of[name]] == (["beside", "linear"] if cells != {"not run"} else [""]), name
+        _, _, pinned = tool.packages[0].partition("==")
+        assert all(row["version"].startswith(pinned) for row in of[name]), name
+        assert all(row["message"] for row in of[name] if row["cell"] in ("refused", "not run")), name
+    assert sum(mine[0]["cell"] != "not run" for mine in of.values()) >= 35
+    page = (ROOT / "docs/works-with.md").read_text(encoding="utf-8")
+    assert page.endswith("\n\n" + works_with["tables"](rows))

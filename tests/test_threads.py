@@ -15,10 +15,15 @@ from recast.lab.cli.threads import sample, usable_cores, use_threads
 @pytest.mark.parametrize(
     ("number", "variable", "neighbours", "expected"),
     [
-        (3, "", 9, [3]), (3, "2", 0, [3]), (None, "2", 9, []),
-        (None, "", 0, []), (None, "", 1, [3]), (None, "", 3, [1]), (None, "", 9, [1]),
+        (3, "", 9, [3]),
+        (3, "2", 0, [3]),
+        (None, "2", 9, []),
+        (None, "", 0, []),
+        (None, "", 1, [3]),
+        (None, "", 3, [1]),
+        (None, "", 9, [1]),
     ],
-)  # fmt: skip
+)
 def test_the_start_takes_the_free_cores_or_the_number_it_is_given(
     monkeypatch: pytest.MonkeyPatch, number: int | None, variable: str, neighbours: int, expected: list[int]
 ) -> None:

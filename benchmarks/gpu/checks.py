@@ -24,7 +24,6 @@ from part import Row, Unit, precision, row, start
 from torch import Tensor, nn
 
 import recast.papers.networks  # noqa: F401  registers them
-from recast.lab.scales import randomize_scales_
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import PAPERS_LAYER, RecastConfig
@@ -34,6 +33,7 @@ from recast.models.config import ModelConfig
 from recast.surgery.compare import relative_error
 from recast.surgery.exactness import TOLERANCE
 from recast.surgery.rules import convert
+from recast.surgery.scales import randomize_scales_
 
 SIZE = (2, 32, 17, 14)
 CUDNN = 1e-6

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
 from recast.errors import RecastError, suggest
-from recast.lab.scales import randomize_scales_
 from recast.models.sources import create
 from recast.surgery.rules import is_convolution
+from recast.surgery.scales import randomize_scales_
 from recast.surgery.select import is_spatial
 
 SIZES = ((96, 128), (128, 160), (160, 192), (224, 224))

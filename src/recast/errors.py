@@ -27,7 +27,7 @@ class RecastError(ValueError):
     def __init__(self, message: str = "") -> None:
         super().__init__(printable(message, keep="\n\t"))
 
-    already_told = False
+    is_reported = False
     """True if another process of the same run prints it."""
 
 
@@ -69,7 +69,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def blamed(action: str) -> Iterator[None]:
+def errors_in(action: str) -> Iterator[None]:
     """Turn exceptions of the user's code in the block (a forward pass, a loss, a generator) into a `RecastError`.
 
     The message says that `action` failed; the original exception is the cause.

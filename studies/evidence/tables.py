@@ -1,7 +1,7 @@
 """Tidy tables of finished runs: scores, and paired differences with intervals and the smallest detectable effect.
 
 A difference of two arms is paired by seed and test image: both arms of a seed start from the same weights,
-see the same images in the same order and are evaluated on the same test images. `recast.lab.statistics.interval` gives
+see the same images in the same order and are evaluated on the same test images. `evaluation.intervals.interval` gives
 its mean, the 95 % interval over seeds and images, and `detectable`, the smallest true difference that this study would
 have shown with a probability of 80 %.
 """
@@ -21,8 +21,8 @@ from claims import is_awake
 from measure import SEVERITIES
 from studies import Job, Study
 
+from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.folder.records import Wakefulness
-from recast.lab.statistics import POINTS, interval
 
 FOLDED = ", folded"
 """Suffix of the same run without its attention (`networks.fold_all`)."""

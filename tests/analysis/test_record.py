@@ -60,9 +60,12 @@ def assert_no_hooks(model: nn.Module) -> None:
 @pytest.fixture
 def network(open_gates: Any) -> nn.Module:
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 6, (3, 5), padding=(1, 2)),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-    )  # fmt: skip
+        nn.Conv2d(3, 4, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, (3, 5), padding=(1, 2)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
     recast_(model, plan(model, torch.randn(1, 3, 8, 10), PAPERS, where="all"))
     for layer in gpsa_layers(model).values():
         open_gates(layer)

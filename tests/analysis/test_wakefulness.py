@@ -6,7 +6,6 @@ from torch import nn
 
 import recast
 from recast.analysis.wakefulness import wakefulness
-from recast.lab.folder.records import Wakefulness
 from recast.layers.cmhsa import CMHSA, recast_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.surgery.wake import wake_
@@ -52,10 +51,3 @@ def test_cmhsa_is_measured_by_what_content_changes() -> None:
     (awake,) = wakefulness(model, IMAGES).values()
     assert isinstance(model[2], CMHSA)
     assert min(awake["attention_share"]) > 0.01
-
-
-def test_a_remedy_is_none_that_the_run_has_already() -> None:
-    uniform = Wakefulness(heads=9, awake=0, entropy=1.0)
-    assert "--query-key images" in uniform.remedy("zero")
-    assert uniform.remedy("images") == "raise --qk-lr"
-    assert Wakefulness(9, 9, 1.0).remedy("zero") == ""

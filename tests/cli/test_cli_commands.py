@@ -173,10 +173,16 @@ def test_a_field_has_its_path_as_a_name_too(trained: Callable[..., Recipe], refu
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("--wher", "where"), ("--image-size", "img-size"), ("--model.kwarg=x", "model.kwargs"),
-        ("--max-macs", None), ("--budget", None), ("--lrate", None), ("--nonsense", None), ("-x", None),
+        ("--wher", "where"),
+        ("--image-size", "img-size"),
+        ("--model.kwarg=x", "model.kwargs"),
+        ("--max-macs", None),
+        ("--budget", None),
+        ("--lrate", None),
+        ("--nonsense", None),
+        ("-x", None),
     ],
-)  # fmt: skip
+)
 def test_an_option_is_suggested_only_for_a_name_much_like_it(typed: str, meant: str | None, refused: Refused) -> None:
     message = refused("plan", "resnet18", typed, "3")
     assert typed.partition("=")[0] in message

@@ -16,7 +16,7 @@ from recast.lab.evaluation import frontier
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.tables import read_records
 from recast.lab.open import open_run
-from recast.lab.scales import recalibrate_batch_norm_
+from recast.surgery.scales import recalibrate_batch_norm_
 
 DIGITS = ("--data", "digits", "--img-size", "16", "--num-images", "100")
 

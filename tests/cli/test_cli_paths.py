@@ -18,8 +18,8 @@ from recast.errors import RecastError
 from recast.lab.cli import _command, main
 from recast.lab.cli.paths import check_paths
 from recast.lab.config import DataConfig, Recipe
+from recast.lab.config.text import save_recipe
 from recast.lab.folder.run import RunFolder
-from recast.lab.recipe import save_recipe
 
 TYPOS = (
     (("train", "folder", "--data-dir", "gone"), "no such data folder: gone (--data-dir)"),

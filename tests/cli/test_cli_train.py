@@ -15,7 +15,7 @@ import recast.lab.training.run as training
 from recast.lab.cli import main, quickstart
 from recast.lab.cli.train import _arms
 from recast.lab.config import Recipe
-from recast.lab.recipe import load_recipe
+from recast.lab.config.text import load_recipe
 from recast.lab.training.metrics import read_metrics
 
 Cli = Callable[..., Any]

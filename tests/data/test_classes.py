@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 from recast.errors import RecastError
-from recast.lab.config import DataConfig, LabelsConfig
+from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.data.class_order import name_other_classes, order_classes_
-from recast.lab.data.coarse import CIFAR100, coarse_classes, read_mapping
 from recast.layers.attention_pool import AttentionPool
 from recast.models.build import Images, class_names
+from recast.papers.grafit.coarse import CIFAR100, read_mapping
+from recast.papers.grafit.config import GrafitConfig
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +53,14 @@ def test_the_superclasses_of_cifar100() -> None:
     fine = sorted(name for names in CIFAR100.values() for name in names.split())
     assert list(CIFAR100) == sorted(CIFAR100)
     assert len(set(fine)) == 100
-    coarse = coarse_classes("cifar100", LabelsConfig(), fine)
+    coarse = GrafitConfig().groups("cifar100", fine)
     assert coarse is not None
     # coarse labels of the first twenty fine ones in Krizhevsky's files
     assert coarse.of[:20].tolist() == [4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11]
     assert coarse.of.bincount().tolist() == [5] * 20
-    assert coarse_classes("hfds/uoft-cs/cifar100", LabelsConfig(), fine) is not None
-    assert coarse_classes("folder", LabelsConfig(), fine) is None
-    assert coarse_classes("folder", LabelsConfig("coarse"), fine) is not None
+    assert GrafitConfig().groups("hfds/uoft-cs/cifar100", fine) is not None
+    assert GrafitConfig().groups("folder", fine) is None
+    assert GrafitConfig("coarse").groups("folder", fine) is not None
 
 
 def test_coarse_and_fine_labels_are_of_the_same_images(tmp_path: Path) -> None:
@@ -67,10 +68,10 @@ def test_coarse_and_fine_labels_are_of_the_same_images(tmp_path: Path) -> None:
     lines = [f"{digit},{'odd' if digit % 2 else 'even'}" for digit in range(11)]  # the data have no 10
     mapping.write_text("\n".join(["fine,coarse", *lines]), encoding="utf-8")
     config = DataConfig("digits", img_size=8, num_train=50, num_val=20)
-    fine, coarse = (load_data(config, None, LabelsConfig(labels, str(mapping))) for labels in ("fine", "coarse"))
-    assert (coarse.classes, coarse.coarse) == (["even", "odd"], None)
-    assert fine.coarse is not None
-    assert fine.coarse.of.tolist() == [0, 1] * 5
+    fine, coarse = (load_data(config, None, GrafitConfig(labels, str(mapping))) for labels in ("fine", "coarse"))
+    assert (coarse.classes, coarse.groups) == (["even", "odd"], None)
+    assert fine.groups is not None
+    assert fine.groups.of.tolist() == [0, 1] * 5
     for part, twin in ((fine.train, coarse.train), (fine.val, coarse.val)):
         assert part.plain().batch(range(20))[0].equal(twin.plain().batch(range(20))[0])
         assert twin.labels.equal(part.labels % 2)
@@ -96,7 +97,7 @@ NAME = "0001_Animalia_Chordata_{}_Passeriformes_Corvidae_Corvus_corax"
 
 def test_ranks_of_inaturalist() -> None:
     ravens = NAME.format("Aves")
-    coarse = coarse_classes("torch/inaturalist", LabelsConfig(rank="genus"), [ravens, ravens.replace("Corvus", "Pica")])
+    coarse = GrafitConfig(rank="genus").groups("torch/inaturalist", [ravens, ravens.replace("Corvus", "Pica")])
     assert coarse is not None
     names = [f"Animalia_Chordata_Aves_Passeriformes_Corvidae_{genus}" for genus in ("Corvus", "Pica")]
     assert (coarse.names, coarse.of.tolist()) == (names, [0, 1])
@@ -115,4 +116,4 @@ def test_ranks_of_inaturalist() -> None:
 )
 def test_what_has_no_coarse_classes(data: str, fields: dict[str, str], classes: list[str], message: str) -> None:
     with pytest.raises(RecastError, match=message):
-        coarse_classes(data, LabelsConfig(**fields), classes)
+        GrafitConfig(**fields).groups(data, classes)

@@ -10,10 +10,10 @@ from PIL import Image
 
 from recast.errors import RecastError
 from recast.lab.config import DataConfig, Recipe
+from recast.lab.config.text import override
 from recast.lab.data import Data, load_data
 from recast.lab.data.columns import order_classes
 from recast.lab.data.datasets import ImageFiles
-from recast.lab.recipe import override
 from recast.lab.task import task_named
 from recast.lab.training.prepare import with_task
 
@@ -205,7 +205,7 @@ def test_what_a_table_holds_decides_the_task(table: Write) -> None:
         ("path,a,b", [*BITS[:-1], [BITS[-1][0], "-1", ""]], {"label_column": "a,b"}, "2 cells .* '-1' in .* a, row 12"),
         ("path,label", PLAIN, {"data_dir": "nowhere"}, "nowhere"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_counted(table: Write, header: str, rows: Rows, settings: dict[str, str], counts: str) -> None:
     with pytest.raises(RecastError, match=counts) as error:
         load_data(table(header, rows, **settings))

@@ -28,6 +28,7 @@ from recast.lab.data.seeding import (
     hold_out,
 )
 from recast.lab.task import task_named
+from recast.papers.grafit.views import ManyViews
 
 SHIFTED = Augmentation(crop="pad", flip=True)
 POLICY = Augmentation(crop="simple", auto_augment="rand-m9-mstd0.5-inc1")
@@ -244,8 +245,8 @@ def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
 
 @pytest.mark.parametrize("data", [make_data(), make_data(augment=None)], ids=["augmented", "plain"])
 def test_views_are_of_the_same_images_each_augmented_anew(data: ImageTensors) -> None:
-    single, several = (list(Loader(data, 6, shuffle_seed=4, epoch=2, views=views)) for views in (1, 3))
-    shares = [list(Loader(data, 6, shuffle_seed=4, epoch=2, views=3, part=part, parts=2)) for part in range(2)]
+    single, several = (list(Loader(images, 6, shuffle_seed=4, epoch=2)) for images in (data, ManyViews(data, 3)))
+    shares = [list(Loader(ManyViews(data, 3), 6, shuffle_seed=4, epoch=2, part=part, parts=2)) for part in range(2)]
     for batch, (images, labels) in enumerate(several):
         assert images.shape[1:] == (3, 3, 8, 8)
         assert labels.equal(single[batch][1])

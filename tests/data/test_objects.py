@@ -27,7 +27,7 @@ COCO: dict[str, Any] = {
         {"id": 2, "image_id": 3, "category_id": 4, "bbox": [0, 0, 40, 20], "area": 800, "iscrowd": 1},
         {"id": 3, "image_id": 7, "category_id": 4, "bbox": [1, 2, 3, 4], "area": 12},
     ],
-}  # fmt: skip
+}
 
 
 def write(folder: Path, coco: dict[str, Any]) -> DataConfig:
@@ -63,9 +63,15 @@ def test_a_folder_with_gaps_crowds_grey_and_16_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"segmentation": [[1, 2, 3, 4]]}, {"segmentation": [1, 2, 3, 4, 5, 6]}, {"segmentation": "x"}, {"bbox": [1, 2, 3]},
-     {"bbox": [50, 2, 3, 4]}, {"segmentation": {"size": [3, 3], "counts": [1]}}],
-)  # fmt: skip
+    [
+        {"segmentation": [[1, 2, 3, 4]]},
+        {"segmentation": [1, 2, 3, 4, 5, 6]},
+        {"segmentation": "x"},
+        {"bbox": [1, 2, 3]},
+        {"bbox": [50, 2, 3, 4]},
+        {"segmentation": {"size": [3, 3], "counts": [1]}},
+    ],
+)
 def test_images_with_a_bad_annotation_are_left_out_where_skipped(tmp_path: Path, wrong: dict[str, Any]) -> None:
     coco = changed(**wrong)
     coco["images"] = [each | {"width": 40, "height": 20} for each in coco["images"]]
@@ -151,12 +157,15 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("train", "others"), [
-    ("train/_annotations.coco", ["valid/_annotations.coco", "test/_annotations.coco"]),
-    ("Train/_annotations.coco", ["Test/_annotations.coco", "testing/_annotations.coco"]),
-    ("annotations/instances_train2017", ["annotations/instances_val2017", "annotations/captions_val2017"]),
-    ("mine", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "others"),
+    [
+        ("train/_annotations.coco", ["valid/_annotations.coco", "test/_annotations.coco"]),
+        ("Train/_annotations.coco", ["Test/_annotations.coco", "testing/_annotations.coco"]),
+        ("annotations/instances_train2017", ["annotations/instances_val2017", "annotations/captions_val2017"]),
+        ("mine", []),
+    ],
+)
 def test_where_the_json_is(tmp_path: Path, train: str, others: list[str]) -> None:
     config = write(tmp_path, {**COCO, "images": COCO["images"][:2]})
     text = (tmp_path / "annotations.json").read_text()
@@ -225,13 +234,16 @@ def boxed(folder: Path, *boxes: Any, size: bool = True) -> DataConfig:
     return write(folder, COCO | {"images": SIZED if size else COCO["images"], "annotations": annotations})
 
 
-@pytest.mark.parametrize(("boxes", "message"), [
-    ([(0.5, 0.4, 0.25, 0.3)], "all 3 boxes are between 0 and 1: normalised"),
-    ([(0.5, 0.4, 0.75, 0.7), (0, 0, 1, 1)], "all 6 boxes are between 0 and 1"),
-    ([(20, 12, 30, 20), (1, 1, 9, 9)], "3 of 6 boxes reach far beyond their image: .*not right, bottom"),
-    ([(30, 10, 60, 5), (35, 10, 20, 5), (9, 1, 4, 4)], "6 of 9 boxes reach far beyond their image"),
-    ([(3, 3, 4, 0.2)], "none of 3 boxes is a pixel wide and high at --img-size 80"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        ([(0.5, 0.4, 0.25, 0.3)], "all 3 boxes are between 0 and 1: normalised"),
+        ([(0.5, 0.4, 0.75, 0.7), (0, 0, 1, 1)], "all 6 boxes are between 0 and 1"),
+        ([(20, 12, 30, 20), (1, 1, 9, 9)], "3 of 6 boxes reach far beyond their image: .*not right, bottom"),
+        ([(30, 10, 60, 5), (35, 10, 20, 5), (9, 1, 4, 4)], "6 of 9 boxes reach far beyond their image"),
+        ([(3, 3, 4, 0.2)], "none of 3 boxes is a pixel wide and high at --img-size 80"),
+    ],
+)
 @pytest.mark.parametrize("size", [True, False])
 def test_boxes_of_another_form(tmp_path: Path, boxes: list[Any], message: str, size: bool) -> None:
     """The size of an image is the file's where the JSON has none."""

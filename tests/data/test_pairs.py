@@ -198,16 +198,19 @@ def test_black_and_white_are_two_classes(tmp_path: Path, names: str, white: int)
             read(tmp_path)
 
 
-@pytest.mark.parametrize(("values", "names", "message"), [
-    ((0, 128, 255), "a b", "128, expected 0 to 1, or 255 for unknown pixels .values 0, 128, 255 in 8 of 8 masks."),
-    ((0, 128), "a b", "values 0, 128 in 8 of 8 masks"),
-    ((1, 2), "a b", "has class 2, expected 0 to 1"),
-    ((0, 254, 255), "a b", "values 0, 254, 255 in 8 of 8"),
-    ((0, 255), "a b c", "25 % of the pixels of all masks are 255, .* allow it with --max-ignored 0.25$"),
-    ((0, 1, 255), "a b", "25 % of the pixels"),
-    ((0, 7, 255), "", "25 % of the pixels"),
-    ((0, 0), "a b", "masks have no pixel of b: nothing can be learned"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "names", "message"),
+    [
+        ((0, 128, 255), "a b", "128, expected 0 to 1, or 255 for unknown pixels .values 0, 128, 255 in 8 of 8 masks."),
+        ((0, 128), "a b", "values 0, 128 in 8 of 8 masks"),
+        ((1, 2), "a b", "has class 2, expected 0 to 1"),
+        ((0, 254, 255), "a b", "values 0, 254, 255 in 8 of 8"),
+        ((0, 255), "a b c", "25 % of the pixels of all masks are 255, .* allow it with --max-ignored 0.25$"),
+        ((0, 1, 255), "a b", "25 % of the pixels"),
+        ((0, 7, 255), "", "25 % of the pixels"),
+        ((0, 0), "a b", "masks have no pixel of b: nothing can be learned"),
+    ],
+)
 def test_numbers_that_are_no_class(tmp_path: Path, values: tuple[int, ...], names: str, message: str) -> None:
     with pytest.raises(RecastError, match=message):
         read(painted(tmp_path, *values, names=names))

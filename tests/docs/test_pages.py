@@ -21,7 +21,7 @@ from PIL import Image
 from torch import nn
 
 import recast
-from recast.lab.recipes import RECIPES
+from recast.lab.recipes import recipes
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
@@ -66,16 +66,21 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 
 def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
     readme, supported = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/supported.md"))
-    assert f"[{len(RECIPES)} recipes]" in readme
-    assert f"| {len(RECIPES)} recipes:" in supported
-    table = [re.findall(r"-?\d+\.\d", line) for line in readme.replace("−", "-").splitlines() if line.startswith("| ")]
-    for task in ("odd_digit", "cifar", "converged"):
-        with (ROOT / f"results/price_compare_{task}.csv").open(encoding="utf-8") as file:
-            arms = {row["arm"]: row for row in csv.DictReader(file)}
-        tuned, longer = arms["fine-tuned, equal updates"], arms["fine-tuned, equal seconds"]
-        gains = [float(row[n]) for row in (tuned, longer) for n in ("one_wide_head_minus_arm", "low_95", "high_95")]
-        numbers = [float(tuned["top1"]), float(arms["one wide head"]["top1"]), *gains]
-        assert any(list(map(float, row)) == pytest.approx(numbers, abs=0.051) for row in table if len(row) == 8), task
+    assert f"[{len(recipes())} recipes]" in readme
+    assert f"| {len(recipes())} recipes:" in supported
+    with (ROOT / "results/beside_differences.csv").open(encoding="utf-8") as file:
+        results = list(csv.DictReader(file))
+    table = [
+        line.replace("−", "-").strip("| ").split(" | ") for line in readme.splitlines() if re.search(r"\| beside", line)
+    ]
+    assert len(table) >= 4
+    for *_, ours, arm, difference in table:
+        numbers = list(map(float, re.findall(r"-?\d+\.\d", difference)))
+        rows = [row for row in results if (row["ours"], row["arm"]) == (ours.removeprefix("| "), arm)]
+        assert any(
+            [float(row[name]) for name in ("ours_minus_arm", "low_95", "high_95")] == pytest.approx(numbers, abs=0.051)
+            for row in rows
+        ), arm
 
 
 @pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if blocks])

@@ -12,7 +12,7 @@ from torch import nn
 
 import recast
 import recast.lab.evaluation
-from recast.lab.recipes import RECIPES, recipes_by_paper
+from recast.lab.recipes import recipes, recipes_by_paper
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -57,8 +57,10 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     assert len(pages) > 25
     assert not [page for page in pages if re.search(fetched, page.read_text("utf-8"))]
     help_text = (tmp_path / "reference/commands/index.html").read_text("utf-8")
+    pages_of_recipes = "".join(page.read_text("utf-8") for page in tmp_path.glob("recipes/**/index.html"))
+    assert all(f"<td><code>{name}</code></td>" in pages_of_recipes for name in recipes())
     ours = next(iter(recipes_by_paper().values()))
-    assert f"lists {len(RECIPES) - len(ours)} more" in help_text
+    assert f"lists {len(recipes()) - len(ours)} more" in help_text
     assert ", ".join(ours[-2:]) in help_text
 
 

@@ -24,10 +24,16 @@ def trained(digits: Data) -> nn.Module:
     """Trained for a second: attacks have something to break."""
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU(),
-        nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.Dropout(0.5), nn.GELU(),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.GELU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.Dropout(0.5),
+        nn.GELU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
     images, labels = digits.train.batch(range(len(digits.train)))
     model = PixelModel(net, digits.mean, digits.std)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)

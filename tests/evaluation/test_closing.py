@@ -14,9 +14,9 @@ from recast.lab.data import Data
 from recast.lab.evaluation import closing, frontier
 from recast.lab.evaluation.closing import close_, closing_, heads_left
 from recast.lab.evaluation.runner import open_context
-from recast.lab.scales import recalibrate_batch_norm_
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
+from recast.surgery.scales import recalibrate_batch_norm_
 
 X = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(24) % 10

@@ -12,7 +12,7 @@ from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation import PixelModel, imagenet_corruptions
 from recast.lab.evaluation.basic_corruptions import CORRUPTIONS, corrupt
-from recast.lab.suites import SEVERITIES
+from recast.lab.evaluation.suites import SEVERITIES
 
 KINDS = imagenet_corruptions.KINDS
 needs_package = pytest.mark.skipif(find_spec("imagecorruptions") is None, reason="needs imagecorruptions-imaug")

@@ -43,18 +43,27 @@ def random_case(seed: int, images: int = 10, stray: int = 4) -> Case:
         for corners in (boxes, guesses):
             corners[:, 3] *= random.random(len(corners)) > 0.1  # flat ones
             corners[:, 2:] += corners[:, :2]
-        detections.append({
-            "boxes": torch.from_numpy(guesses), "masks": filled(torch.from_numpy(guesses))[:, None],
-            "labels": torch.from_numpy(np.concatenate([near_labels, random.integers(1, 4, stray)])),
-            "scores": torch.from_numpy(random.random(len(guesses)).round(1)),
-        })  # fmt: skip
+        detections.append(
+            {
+                "boxes": torch.from_numpy(guesses),
+                "masks": filled(torch.from_numpy(guesses))[:, None],
+                "labels": torch.from_numpy(np.concatenate([near_labels, random.integers(1, 4, stray)])),
+                "scores": torch.from_numpy(random.random(len(guesses)).round(1)),
+            }
+        )
         truth = torch.from_numpy(boxes)
         masks = filled(truth)
-        objects.append({
-            "boxes": truth, "labels": torch.from_numpy(labels), "masks": masks, "scale": torch.tensor(1.0),
-            "crowd": torch.from_numpy(random.random(count) < 0.2),
-            "area_boxes": (truth[:, 2:] - truth[:, :2]).prod(1), "area_masks": masks.flatten(1).sum(1).double(),
-        })  # fmt: skip
+        objects.append(
+            {
+                "boxes": truth,
+                "labels": torch.from_numpy(labels),
+                "masks": masks,
+                "scale": torch.tensor(1.0),
+                "crowd": torch.from_numpy(random.random(count) < 0.2),
+                "area_boxes": (truth[:, 2:] - truth[:, :2]).prod(1),
+                "area_masks": masks.flatten(1).sum(1).double(),
+            }
+        )
     return detections, objects
 
 
@@ -162,8 +171,9 @@ def test_the_suite_has_intervals_and_paired_differences(data: Data, answers: lis
 
 def test_what_cannot_be_measured(data: Data, answers: list[dict[str, Tensor]]) -> None:
     for model, suite, word in (
-        (Finds(answers), "segmentation", "detect"), (nn.Conv2d(3, 8, 1), "detection", "losses"),
+        (Finds(answers), "segmentation", "detect"),
+        (nn.Conv2d(3, 8, 1), "detection", "losses"),
         (Finds(answers, torch.nan), "detection", "NaN"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RecastError, match=word):
             evaluate(model, suite, data, progress=False)

@@ -18,17 +18,18 @@ from torchvision.transforms.v2.functional import normalize
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, DataConfig, Recipe
 from recast.lab.config.evaluation import Options
+from recast.lab.config.recipe import Groups
 from recast.lab.data import Data
-from recast.lab.data.coarse import Coarse
-from recast.lab.evaluation import PixelModel, evaluate, retrieval
+from recast.lab.evaluation import PixelModel, evaluate
 from recast.lab.evaluation.knn import TEMPERATURE, features, nearest, posterior
-from recast.lab.evaluation.retrieval import choose_k, rankings
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
+from recast.papers.grafit import retrieval
 from recast.papers.grafit.config import EmbedConfig, Projector
 from recast.papers.grafit.head import add_embedding_
-from recast.papers.grafit.suites import choose_classifier, energy, fit_linear, halves_accuracy, scaled
+from recast.papers.grafit.linear import choose_classifier, energy, fit_linear, halves_accuracy, scaled
+from recast.papers.grafit.retrieval import choose_k, rankings
 
 BANK = torch.tensor([(1, 0), (0.8, 0.6), (0, 1), (-0.6, 0.8)], dtype=torch.float64)
 QUERY = F.normalize(torch.tensor([[1.0, 0.5]], dtype=torch.float64), dim=1)
@@ -53,9 +54,14 @@ def test_votes_are_those_of_scikit_learn() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("resnet10t", {}), ("test_vit", {"img_size": 32}), ("test_vit", {"img_size": 32, "global_pool": "avg"}),
-     ("convnext_atto", {}), ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 1})],
-)  # fmt: skip
+    [
+        ("resnet10t", {}),
+        ("test_vit", {"img_size": 32}),
+        ("test_vit", {"img_size": 32, "global_pool": "avg"}),
+        ("convnext_atto", {}),
+        ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 1}),
+    ],
+)
 def test_features_are_timms(name: str, options: dict[str, Any]) -> None:
     model = timm.create_model(name, num_classes=7, **options).eval()
     images = torch.randn(2, 3, 32, 32)
@@ -131,8 +137,8 @@ def test_k_is_the_one_that_classifies_held_out_images_best(monkeypatch: pytest.M
 
 def test_retrieval(digits: Data, unit_features: tuple[Tensor, Tensor], score: Any, spy: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(retrieval, "PAIRS", 1000)  # in parts
-    coarse = Coarse(torch.arange(10) // 5, ["low", "high"])
-    scores = score("retrieval", spy().eval(), replace(digits, coarse=coarse), 50, neighbours=(201,))  # those of knn
+    coarse = Groups(torch.arange(10) // 5, ["low", "high"])
+    scores = score("retrieval", spy().eval(), replace(digits, groups=coarse), 50, neighbours=(201,))  # those of knn
     assert list(scores) == ["top1", "neighbours", "map", "map/conditioned", "map/oracle"]
     bank, queries = unit_features
     cosines, labels = (queries @ bank.T).numpy(), digits.train.labels.numpy()
@@ -152,7 +158,7 @@ def test_scores_of_other_coarse_classes_are_not_taken(digits: Data, tmp_path: Pa
     model = spy().eval()
     passes, oracles = list[int](), list[float]()
     for coarse in (torch.arange(10) // 5, torch.arange(10) % 2, torch.arange(10) // 5):
-        data = replace(digits, coarse=Coarse(coarse, ["a", "b"]))
+        data = replace(digits, groups=Groups(coarse, ["a", "b"]))
         rows = evaluate(model, "retrieval", data, cache=tmp_path, batch_size=50, progress=False)
         oracles += [row.value for row in rows if row.metric == "map/oracle"]
         passes.append(model.seen)

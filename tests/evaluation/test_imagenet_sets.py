@@ -19,7 +19,7 @@ from recast.lab.evaluation.context import Context, NotMeasured
 from recast.lab.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
 from recast.lab.evaluation.imagenet_sets import SETS, imagenet_wnids, outputs_of, real_labels, sources_imagenet_c
 from recast.lab.evaluation.runner import open_context
-from recast.lab.suites import CATEGORIES, SEVERITIES
+from recast.lab.evaluation.suites import CATEGORIES, SEVERITIES
 
 INFO = ImageNetInfo("imagenet-1k")
 NAMES = [INFO.index_to_description(index) for index in range(1000)]

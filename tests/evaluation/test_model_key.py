@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.lab.model_key import model_key
+from recast.lab.evaluation.model_key import model_key
 
 SIGN = 1.0
 

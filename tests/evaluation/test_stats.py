@@ -6,9 +6,9 @@ import pytest
 from scipy import stats
 
 from recast.lab.evaluation.class_metrics import ranked
+from recast.lab.evaluation.image_values import PATH, ImageValues, over_seeds, read_images, write_images
+from recast.lab.evaluation.intervals import PERCENT, POINTS, interval
 from recast.lab.evaluation.stats import GROUPS, Compared, left_out, plain_mean
-from recast.lab.folder.image_values import PATH, ImageValues, over_seeds, read_images, write_images
-from recast.lab.statistics import PERCENT, POINTS, interval
 from recast.papers.dense.segment.evaluation import STATISTICS
 
 RANDOM = np.random.default_rng(3)

@@ -23,9 +23,14 @@ from recast.layers.config import PAPERS_LAYER
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, stride=2), nn.BatchNorm2d(4),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 7),
-    )  # fmt: skip
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, padding=1, stride=2),
+        nn.BatchNorm2d(4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 7),
+    )
 
 
 def child() -> Any:

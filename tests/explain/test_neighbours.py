@@ -9,7 +9,7 @@ from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import load_data
 from recast.lab.explain.inputs import read_inputs
 from recast.lab.explain.neighbours import Query, Shown, find_neighbours
-from recast.lab.pages import fill_page
+from recast.lab.pages.template import fill_page
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 
@@ -19,15 +19,15 @@ PNG = "data:image/png;base64,AAAA"
 def test_marks() -> None:
     beaver, otter = Shown(PNG, "a", "beaver", "mammals"), Shown(PNG, "b", "otter", "mammals", 0.5)
     shark = Shown(PNG, "c", "<shark>", "fish", 0.25)
-    assert [image.beside(beaver) for image in (beaver, otter, shark)] == ["right", "coarse class right", "wrong"]
+    assert [image.beside(beaver) for image in (beaver, otter, shark)] == ["right", "group right", "wrong"]
     assert otter.beside(Shown(PNG, "x", "")) == ""
     assert Shown(PNG, "b", "otter").beside(Shown(PNG, "a", "beaver")) == "wrong"  # no coarse class is no common one
     queries = [Query(beaver, {"Recast": [beaver, otter, shark]})]
     page = fill_page("neighbours.html.j2", "explain.css", title="", notes=[], queries=queries)
     assert "Recast, 1 of 3 right" in page
-    assert "same coarse class only" in page
+    assert "same group of classes only" in page
     queries = [Query(Shown(PNG, "a", "beaver"), {})]
-    assert "same coarse class only" not in fill_page(
+    assert "same group of classes only" not in fill_page(
         "neighbours.html.j2", "explain.css", title="", notes=[], queries=queries
     )
     assert all(mark in page for mark in ("✓ beaver", "~ otter", "✗ &lt;shark&gt;", "0.25"))

@@ -96,7 +96,7 @@ PLANS: dict[str, list[str]] = {
     "hrnet": ["hrnet_w18_small", *SMALL, "--where", "incre_modules.*", "downsamp_modules.*"],
     "cifar_resnet20 linear content": ["cifar_resnet20", "--content", "linear", "--where", "stage:1"],
     "cmhsa_vit pixel": ["cmhsa_vit_5_tiny", "--gate", "bias", "--where", "all"],
-}  # fmt: skip
+}
 CHOICES = ["--content-heads", "all", "--gaussian-heads", "all", "--project-values"]
 
 
@@ -334,8 +334,9 @@ def _training() -> tuple[nn.Module, Any, Any]:
         {"gate_l1": 0.3, "clip_grad": 1.0, "gate_lr": None},
         regularization=RegularizationConfig(ema_decay=0.9),
         task=ClassifyConfig(mixup=0.8, cutmix=1.0, erasing=0.5, label_smoothing=0.1),
-        accumulate=2, save_steps=2,
-    )  # fmt: skip
+        accumulate=2,
+        save_steps=2,
+    )
     model = small_parent()
     return recast.recast_(model, small_plan(model, "4", gate="linear", **PAPERS_LAYER)), small_data(), recipe
 

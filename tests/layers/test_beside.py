@@ -255,6 +255,19 @@ def test_a_network_may_read_what_its_convolution_states() -> None:
         _ = layer.weight
 
 
+def test_what_other_code_gives_to_every_module_is_the_layers_own() -> None:
+    """thop registers a buffer on all modules, inner ones first; calflops and ptflops set a number on each."""
+    layer = AttentionBeside(nn.Conv2d(3, 4, 3))
+    for module in (layer.conv, layer):
+        module.register_buffer("total_ops", torch.zeros(1))
+        module.__flops__ = 0
+    layer.conv.total_ops += 7
+    layer.conv.__flops__ += 7
+    assert (layer.total_ops.item(), layer.__flops__) == (0, 0)
+    layer.weight = nn.Parameter(torch.zeros(4, 3, 3, 3))  # what the convolution has had reaches it
+    assert layer.conv.weight is layer.weight
+
+
 def test_pruned_it_is_the_convolution() -> None:
     layer, x = opened(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 6, 6)
     layer.close_maps_(0.0)

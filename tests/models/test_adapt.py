@@ -99,8 +99,10 @@ def small_patchconvnet(num_classes: int, per_class: bool) -> PatchConvNet:
 
 
 def test_patchconvnets_weights_load_for_every_class(saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recast.models.build.create", lambda source, name, kwargs, **_: small_patchconvnet(
-        kwargs["num_classes"], per_class=name == "multi"))  # fmt: skip
+    monkeypatch.setattr(
+        "recast.models.build.create",
+        lambda source, name, kwargs, **_: small_patchconvnet(kwargs["num_classes"], per_class=name == "multi"),
+    )
     parent = small_patchconvnet(4, per_class=False)
     path = saved(parent.state_dict())
     single = build(ModelConfig("single", checkpoint=path), num_classes=4)
@@ -187,12 +189,14 @@ def test_token_mixing_matrices_have_one_size(saved: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *[(name, f"{name} takes images of any size")
-          for name in ("resnet18", "test_convnext", "regnetx_002", "digits_resnet", "patchconvnet_s20")],
+        *[
+            (name, f"{name} takes images of any size")
+            for name in ("resnet18", "test_convnext", "regnetx_002", "digits_resnet", "patchconvnet_s20")
+        ],
         ("torchvision:vit_b_16", "input_size requires a network of timm, got torchvision:vit_b_16"),
         ("torch.nn:ReLU", r"ReLU cannot be called with .*img_size"),
     ],
-)  # fmt: skip
+)
 def test_networks_without_an_input_size(name: str, message: str) -> None:
     with pytest.raises(RecastError, match=message):
         build(ModelConfig(name, input_size=96), trust=True)

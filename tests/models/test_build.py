@@ -82,8 +82,11 @@ def test_the_config_decides_on_classes_before_the_data_set() -> None:
         ("own:nn", {}, "has no function 'nn'"),
         ("own:of_ten", {"checkpoint": "five.pth"}, r"five.pth has 5 classes, .* has 10"),
         ("digits_resnet", {"checkpoint": "five.pth", "pretrained": True}, "either checkpoint or pretrained"),
-        ("torchvision:squeezenet1_1", {"pretrained": True, "num_classes": 6},
-         r"have 1000 classes, got num_classes=6: set model\.new_head"),
+        (
+            "torchvision:squeezenet1_1",
+            {"pretrained": True, "num_classes": 6},
+            r"have 1000 classes, got num_classes=6: set model\.new_head",
+        ),
         ("test_vit", {"kwargs": ["depth"]}, "NAME=VALUE"),
         ("test_vit", {"kwargs": ["num_classes=3"]}, r"use model\.num_classes"),
         ("test_vit", {"kwargs": {"cache_dir": "x"}}, r"must not set cache_dir"),
@@ -92,7 +95,7 @@ def test_the_config_decides_on_classes_before_the_data_set() -> None:
         ("torchvision:resnet18", {"kwargs": {"depth": 3}}, r"model\.kwargs requires a network of timm or a function"),
         ("upernet:resnet18", {"kwargs": {"depth": 3}}, r"model\.kwargs requires a network of timm or a function"),
     ],
-)  # fmt: skip
+)
 def test_a_network_that_cannot_be_built_is_one_clear_line(
     name: str, fields: dict[str, Any], message: str, own_networks: str
 ) -> None:
@@ -132,7 +135,7 @@ def test_the_papers_networks_are_there_once_they_are_needed(tmp_path: Path) -> N
     )
     command = [sys.executable, "-W", "error::UserWarning", "-c", code, tmp_path / "w.safetensors"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.split() == ["PatchConvNet", "recast.lab.networks"], done.stderr
+    assert done.stdout.split() == ["PatchConvNet", "recast.models.cifar"], done.stderr
 
 
 @pytest.mark.parametrize("name", ["resnet18", "torchvision:squeezenet1_1"])

@@ -94,8 +94,10 @@ def test_other_heads_sizes_and_norms() -> None:
 
 def published_names(depth: int, classes: int, per_class: bool) -> set[str]:
     """Of a published checkpoint, written down from its description."""
-    pool = [f"blocks_token_only.0.{name}" for name in ("norm1", "norm2", "attn.q", "attn.k", "attn.v", "attn.proj",
-            "mlp.fc1", "mlp.fc2")]  # fmt: skip
+    pool = [
+        f"blocks_token_only.0.{name}"
+        for name in ("norm1", "norm2", "attn.q", "attn.k", "attn.v", "attn.proj", "mlp.fc1", "mlp.fc2")
+    ]
     layers = ["norm", *pool, *([f"head.{j}" for j in range(classes)] if per_class else ["head"])]
     names = {"cls_token", "blocks_token_only.0.gamma_1", "blocks_token_only.0.gamma_2"}
     names |= {f"patch_embed.proj.{i}.0.weight" for i in (0, 2, 4, 6)} | {f"blocks.{i}.gamma_1" for i in range(depth)}

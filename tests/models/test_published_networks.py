@@ -17,8 +17,8 @@ from torchvision.transforms.v2.functional import normalize
 from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
-from recast.lab.networks import CifarResNet, SubsampleShortcut
 from recast.models.build import build, input_defaults
+from recast.models.cifar import CifarResNet, SubsampleShortcut
 from recast.models.config import ModelConfig
 from recast.papers.deit.variants import MIXERS, VARIANTS, ClassAttentionViT, ResMLP
 from recast.papers.dense.neck import Neck
@@ -39,9 +39,10 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     # the pooling has 1,479,936 parameters and a token of 384, the stem 872,208; the sheet's closed forms
     "S60 with an average": (lambda: timm.create_model("patchconvnet_s60_average"), S60 - 1_479_936 - 384),
     "S60 with a linear stem": (
-        lambda: timm.create_model("patchconvnet_s60_linear_stem"), S60 - 872_208 + 384 * (3 * 16 * 16 + 1)
+        lambda: timm.create_model("patchconvnet_s60_linear_stem"),
+        S60 - 872_208 + 384 * (3 * 16 * 16 + 1),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -186,7 +187,7 @@ def test_a_token_that_sees_no_patch_is_refused() -> None:
 def test_a_resnet50_with_an_mlp() -> None:
     """As in the thesis, table 2.16."""
     with torch.device("meta"):
-        model = timm.create_model("resnet50_mlp", num_classes=102)
+        model = timm.create_model("grafit_resnet50", num_classes=102)
     assert [type(layer) for layer in model.fc] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
     trunk, mlp = 23_508_032, 2048 * 4096 + 4096 + 2 * 4096 + 4096 * 102 + 102
     assert sum(p.numel() for p in model.parameters()) == trunk + mlp
@@ -201,7 +202,7 @@ def test_the_mlp_goes_on_from_a_plain_resnet_and_from_grafit_s(is_grafit: bool, 
     if is_grafit:
         add_embedding_(plain, Neighbors(dim=4, hidden=4), 1000)
     save_file(plain.state_dict(), tmp_path / "weights.safetensors")
-    config = ModelConfig("resnet50_mlp", tmp_path / "weights.safetensors", new_head=True, kwargs=small)
+    config = ModelConfig("grafit_resnet50", tmp_path / "weights.safetensors", new_head=True, kwargs=small)
     model = build(config, num_classes=5).eval()
     images = torch.randn(2, 3, 64, 64)
     assert model(images).shape == (2, 5)

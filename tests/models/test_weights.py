@@ -210,7 +210,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "named.pth": (lambda p: save_file(WEIGHTS, p), r"safetensors file.*\.safetensors"),
     "named.safetensors": (lambda p: torch.save(WEIGHTS, p), r"torch\.save.*\.pth"),
     "arrays.pkl": (lambda p: p.write_bytes(pickle.dumps(ARRAYS)), r"a pickle that torch\.save did not write"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning", "ignore::DeprecationWarning", "ignore::ResourceWarning")

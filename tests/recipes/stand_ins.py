@@ -19,9 +19,14 @@ deit_distilled = partial(VisionTransformerDistilled, **_TINY)
 deit3 = partial(VisionTransformer, **_TINY, no_embed_class=True, init_values=1e-6)
 cait = partial(Cait, **_TINY)
 resmlp = partial(
-    MlpMixer, img_size=SIZE, num_blocks=2, embed_dim=16, mlp_ratio=4, block_layer=partial(ResBlock, init_values=1e-4),
+    MlpMixer,
+    img_size=SIZE,
+    num_blocks=2,
+    embed_dim=16,
+    mlp_ratio=4,
+    block_layer=partial(ResBlock, init_values=1e-4),
     norm_layer=Affine,
-)  # fmt: skip
+)
 patchconvnet = partial(PatchConvNet, 16, 2)
 patchconvnet_multi = partial(PatchConvNet, 16, 2, per_class=True)
 cmhsa_vit_3 = partial(CMHSAViT, 16, 16, 2)

@@ -13,7 +13,7 @@ import torch
 
 import recast
 from recast import Plan
-from recast.lab.recipes import RECIPES, make_recipe
+from recast.lab.recipes import make_recipe, recipes
 from recast.lab.training.optim import WarmupDecay
 
 DEIT = (
@@ -57,14 +57,14 @@ def test_mask_rcnn_has_cocos_long_schedule(size: str, boxes: float, masks: float
     rates = [schedule.factor(100 * epoch) for epoch in (1, 26, 27, 32, 33, 35)]
     assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
     assert (recipe.epochs, recipe.optim.lr, recipe.optim.weight_decay) == (36, 1e-4, 0.05)
-    assert RECIPES[f"patchconvnet_{size}_coco"].expected.startswith(f"{boxes} box AP, {masks} mask AP")
+    assert recipes()[f"patchconvnet_{size}_coco"].expected.startswith(f"{boxes} box AP, {masks} mask AP")
 
 
 def test_no_recipe_is_there_twice() -> None:
     first: dict[str, str] = {}
-    for name in RECIPES:
+    for name in recipes():
         twin = first.setdefault(repr(make_recipe(name)), name)
-        assert twin == name or RECIPES[twin].after != RECIPES[name].after, f"{name} = {twin}"
+        assert twin == name or recipes()[twin].after != recipes()[name].after, f"{name} = {twin}"
 
 
 def test_the_quickstart_expects_what_was_measured() -> None:
@@ -72,7 +72,7 @@ def test_the_quickstart_expects_what_was_measured() -> None:
     rows = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
     measured = {(row["arm"], row["metric"]): row for row in rows}
     for arm in ("finetuned", "recast"):
-        assert f"{float(measured[arm, 'clean top1']['mean']):.1f} %" in RECIPES["odd_digit"].expected
+        assert f"{float(measured[arm, 'clean top1']['mean']):.1f} %" in recipes()["odd_digit"].expected
 
 
 @cache
@@ -115,9 +115,11 @@ def test_prs_and_two_stages_on_cifar_100(name: str) -> None:
 def test_multiply_adds_that_the_costs_are_counted_from() -> None:
     """T-CNN*: 100 epochs of 4.089 and 300 of 7.255 GMACs, 1,281,167 images, three passes of two operations."""
     for name, *gmacs in (
-        ("tcnn_star_100", 4.089, 7.255), ("prs_cmhsa3", 11.907, 16.506), ("prs_cmhsa5", 5.732, 16.506),
-    ):  # fmt: skip
+        ("tcnn_star_100", 4.089, 7.255),
+        ("prs_cmhsa3", 11.907, 16.506),
+        ("prs_cmhsa5", 5.732, 16.506),
+    ):
         plan = planned(name)
         assert [round(cost.macs / 1e9, 3) for cost in (plan.before, plan.after)] == gmacs
     operations = 1_281_167 * 6e9 * (100 * 4.089 + 300 * 7.255)
-    assert f"\nCost: {operations / 1e18:.3g} EFLOP" in RECIPES["tcnn_star_100"].text
+    assert f"\nCost: {operations / 1e18:.3g} EFLOP" in recipes()["tcnn_star_100"].text

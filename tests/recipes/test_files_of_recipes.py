@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from recast.lab.config import ClassifyConfig, DataConfig, OptimConfig, Recipe
-from recast.lab.recipe import changes, functions_of, load_recipe, save_recipe
+from recast.lab.config.text import changes, load_recipe, save_recipe
 from recast.layers.config import RecastConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up
@@ -54,7 +54,7 @@ def test_changes_are_dotted_names_with_both_values() -> None:
 
 
 def test_a_command_to_type_next_says_what_a_function_needs() -> None:
-    functions = functions_of(Recipe(ModelConfig("mynet:build")))
+    functions = Recipe(ModelConfig("mynet:build")).functions
     command = follow_up("evaluate", "my run", functions=functions)
     assert command == "PYTHONPATH=. recast evaluate 'my run' --trust"
-    assert follow_up("evaluate", "runs/a", functions=functions_of(Recipe())) == "recast evaluate runs/a"
+    assert follow_up("evaluate", "runs/a", functions=Recipe().functions) == "recast evaluate runs/a"

@@ -1,4 +1,4 @@
-"""docs/papers.md: every table and figure of a paper has a row, and every command of the page is one.
+"""docs/papers.md: every table and figure of a paper has a row, and every command of it and of its notes is one.
 
 With RECAST_SLOW=1 the trainings make two updates each on tiny data.
 """
@@ -20,12 +20,16 @@ from test_two_steps import tiny, tiny_data
 from recast.errors import RecastError
 from recast.lab.cli import main
 from recast.lab.config import Recipe
+from recast.lab.evaluation.suites import SUITES
 from recast.lab.folder.records import Row, write_records
-from recast.lab.recipes import RECIPES
-from recast.lab.suites import SUITES
+from recast.lab.recipes import recipes
 from recast.lab.training import prepare, run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "papers.md").read_text(encoding="utf-8")
+TABLES = PAGE.partition("\n## ")[2]
+NOTES = [path.read_text(encoding="utf-8").partition("### Notes on")[2] for path in sorted(DOCS.glob("recipes/*.md"))]
+TEXT = re.sub(r"\s+", " ", " ".join([PAGE, *NOTES]))
 
 
 def expanded(text: str) -> Iterator[str]:
@@ -37,10 +41,10 @@ def expanded(text: str) -> Iterator[str]:
         yield from expanded(text.replace(braces[0], word))
 
 
-COMMANDS = [shlex.split(text)[1:] for line in re.findall(r"`(recast [^`]+)`", PAGE) for text in expanded(line)]
+COMMANDS = [shlex.split(text)[1:] for line in re.findall(r"`(recast [^`]+)`", TEXT) for text in expanded(line)]
 CHAINS = [
     [shlex.split(text)[2:] for text in pair.split(" then ")]
-    for match in re.finditer(r"`(recast train [^`]+)`, then `(recast train [^`]+)`", PAGE)
+    for match in re.finditer(r"`(recast train [^`]+)`, then `(recast train [^`]+)`", TEXT)
     for pair in expanded(" then ".join(match.groups()))
 ]
 TRAININGS = [words[1:] for words in COMMANDS if words[0] == "train"]
@@ -57,7 +61,7 @@ def captured(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Recipe:
     Path("weights.safetensors").touch()
     Path("families.csv").write_text("fine,coarse\na,b\n", encoding="utf-8")
     monkeypatch.setattr(run, "train", catch)
-    weights = ["--checkpoint", "weights.safetensors"] if RECIPES[words[0]].needs_weights else []
+    weights = ["--checkpoint", "weights.safetensors"] if recipes()[words[0]].needs_weights else []
     assert main(["train", *words, *weights, "--data-dir", "data", "--out", "runs/none"]) == 2
     assert len(recipes) == 1, words
     return recipes[0]
@@ -86,6 +90,16 @@ def test_every_table_and_figure_has_a_row() -> None:
             for chapter, first, last in re.findall(r"(\w\.)?(\d+)-(\d+)", words):
                 expected = {f"{chapter}{number}" for number in range(int(first), int(last) + 1)}
                 assert expected <= mentioned(section, kind)
+
+
+def test_every_row_has_one_verdict_and_nothing_else() -> None:
+    cells = [line.strip("| ").split("|")[-1].strip() for line in TABLES.splitlines() if line.startswith("| ")]
+    verdicts = "equal|holds here|does not hold here|not decidable|measured|drawn|not run"
+    other = {
+        cell for cell in cells if not re.fullmatch(rf"\[(?:{verdicts})\]\([^)]+\)|not run|drawn|left out: .*", cell)
+    }
+    assert len(cells) > 80
+    assert other == {"here"}
 
 
 @cache
@@ -145,7 +159,7 @@ def kinds(chains: list[list[list[str]]]) -> list[list[list[str]]]:
 
 AFTER = [
     [[entry.after], [name]]
-    for name, entry in RECIPES.items()
+    for name, entry in recipes().items()
     if entry.after and entry.make().task.kind == "classify" and os.environ.get("RECAST_SLOW")
 ]
 

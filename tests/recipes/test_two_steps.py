@@ -7,13 +7,14 @@ import pytest
 import torch
 from stand_ins import SIZE, stand_in
 
-from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, LabelsConfig, Recipe
+from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, Recipe
+from recast.lab.config.recipe import PaperConfig
 from recast.lab.config.schedules import AtOnce, Before
 from recast.lab.config.tasks import OneLabelTask
 from recast.lab.data import Data
 from recast.lab.data.augment import resolve
 from recast.lab.data.datasets import ImageTensors
-from recast.lab.recipes import RECIPES
+from recast.lab.recipes import recipes
 from recast.lab.training import prepare
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
@@ -22,7 +23,7 @@ from recast.models.config import ModelConfig
 CLASSES = 4
 
 
-def tiny_data(config: DataConfig, augment: Augmentation, labels: LabelsConfig, in_chans: int | None = None) -> Data:
+def tiny_data(config: DataConfig, augment: Augmentation, grouping: PaperConfig, in_chans: int | None = None) -> Data:
     augment, parts = resolve(augment, SIZE), []
     for count in (10, 4):
         pixels = torch.randint(0, 255, (count, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(count)).byte()
@@ -69,7 +70,7 @@ def one_of_a_kind() -> list[str]:
         regularization = recipe.regularization.replace(drop_path=rate)
         return repr(recipe.replace(optim=optim, regularization=regularization, papers=papers))
 
-    kinds = {kind(tiny(entry.make())): name for name, entry in reversed(RECIPES.items())}
+    kinds = {kind(tiny(entry.make())): name for name, entry in reversed(recipes().items())}
     return list(kinds.values())[::-1]
 
 
@@ -86,7 +87,7 @@ def is_variant(name: str) -> bool:
 )
 def test_two_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "load_data", tiny_data)
-    recipe = tiny(RECIPES[name].make())
+    recipe = tiny(recipes()[name].make())
     train(recipe, tmp_path / "run", progress=False, trust=True)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["epoch"] for row in rows] == [0, 1]

@@ -10,7 +10,7 @@ from on_reports import set_recipe, set_values
 
 from recast.lab.folder.records import ARMS, Row, write_records
 from recast.lab.folder.tables import read_records
-from recast.lab.report.charts import Chart
+from recast.lab.pages.charts import Chart
 
 FROZEN = Path(__file__).with_name("runs")
 

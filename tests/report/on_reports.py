@@ -10,11 +10,11 @@ import yaml
 
 from recast.config import read
 from recast.lab.config import Recipe
-from recast.lab.folder.image_values import ImageValues, write_images
+from recast.lab.config.text import override
+from recast.lab.evaluation.image_values import ImageValues, write_images
 from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.folder.tables import read_records
-from recast.lab.recipe import override
-from recast.lab.report.charts import Chart
+from recast.lab.pages.charts import Chart
 
 
 def rewrite(path: Path, **changes: Any) -> None:

@@ -6,8 +6,9 @@ from on_reports import rows_where, series_of, set_recipe, set_values
 
 from recast.lab.folder.records import ARMS, FrontierLine
 from recast.lab.folder.tables import Table, write_table
-from recast.lab.report import charts, costs, curves, layers
-from recast.lab.report.charts import Point, Series, series_chart, styled
+from recast.lab.pages import charts
+from recast.lab.pages.charts import Point, Series, series_chart, styled
+from recast.lab.report import costs, curves, layers
 from recast.lab.report.load import Run, read_run
 
 

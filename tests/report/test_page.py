@@ -90,9 +90,12 @@ def test_what_files_say_is_escaped(make_run: Any) -> None:
     path = make_run()
     evil = "<script>alert(1)</script>"
     for name, old in (
-        ("plan.json", "layer3.0.conv1"), ("metrics.jsonl", "layer3.0.conv1"), ("rows.csv", "contrast"),
-        ("recipe.yaml", "digits_resnet"), ("environment.json", "Linux"),
-    ):  # fmt: skip
+        ("plan.json", "layer3.0.conv1"),
+        ("metrics.jsonl", "layer3.0.conv1"),
+        ("rows.csv", "contrast"),
+        ("recipe.yaml", "digits_resnet"),
+        ("environment.json", "Linux"),
+    ):
         content = (path / name).read_text(encoding="utf-8")
         assert old in content
         (path / name).write_text(content.replace(old, evil), encoding="utf-8")

@@ -10,15 +10,15 @@ from sklearn.metrics import confusion_matrix
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
-from recast.lab.folder.image_values import ImageValues, write_images
+from recast.lab.evaluation.image_values import ImageValues, write_images
 from recast.lab.folder.records import Difference, Row, write_records
-from recast.lab.report import formats
-from recast.lab.report.charts import styled
+from recast.lab.pages import formats
+from recast.lab.pages.charts import styled
 from recast.lab.report.heat_maps import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
 from recast.lab.report.switches import switch_part
-from recast.lab.report.tables import LABELS, Cell, arms_table, seeds_table, steps_table
+from recast.lab.report.tables import ARM_TABLES, Cell, arms_table, seeds_table, steps_table
 from recast.lab.report.verdict import why_no_mean
 
 TOP1 = {"parent": 95.6, "finetuned": 96.8, "recast": 96.0}
@@ -28,7 +28,7 @@ def lines(run: Run) -> dict[str, list[Cell]]:
     """`suite, metric` → label, parent, finetuned, recast, to parent, to finetuned, images."""
     return {
         f"{title.partition(':')[0]}, {row[0].text}".replace("\u00a0", " "): row
-        for table in (arms_table(run, which) for which in LABELS)
+        for table in (arms_table(run, which) for which in ARM_TABLES)
         for title, rows in table.groups.items()
         for row in rows
     }

@@ -6,6 +6,7 @@ from on_reports import rewrite, series_of, set_images, set_values
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import compared_with
+from recast.lab.evaluation.suites import METRICS
 from recast.lab.folder.records import ARMS
 from recast.lab.report import write_report
 from recast.lab.report.costs import cost_charts
@@ -15,7 +16,6 @@ from recast.lab.report.load import read_run
 from recast.lab.report.page import tiles
 from recast.lab.report.tables import arms_table, runs_table
 from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict, why_no_mean
-from recast.lab.suites import METRICS
 
 pytestmark = pytest.mark.usefixtures("charts_drawn_once")
 

@@ -11,12 +11,12 @@ from layer_helpers import PAD_1, PAPERS, recast_copy, unchanged
 from torch import nn
 
 from recast import Geometry, RecastError, fold_, param_groups, plan, recast_, record, verify, wake_
-from recast.lab.networks import CifarResNet
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.layers.pool_config import PoolConfig
+from recast.models.cifar import CifarResNet
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.pooling.swap import attention_pool_
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import recast
 from recast import RecastConfig, RecastError
-from recast.lab.scales import randomize_scales_
 from recast.layers.cmhsa import gated_layers
+from recast.surgery.scales import randomize_scales_
 
 X = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 

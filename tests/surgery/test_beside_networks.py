@@ -64,9 +64,12 @@ def test_the_last_of_the_blocks(make: Any, of_blocks: list[str]) -> None:
 def network() -> Any:
     return InCode(
         lambda m, x: m.head(m.up(m.norm(m.strided(m.stem(x).relu())).relu()).mean((2, 3))),
-        stem=nn.Conv2d(3, 8, 3), strided=nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2, bias=False),
-        norm=nn.BatchNorm2d(8), up=nn.ConvTranspose2d(8, 6, 2, stride=2), head=nn.Linear(6, 4),
-    )  # fmt: skip
+        stem=nn.Conv2d(3, 8, 3),
+        strided=nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2, bias=False),
+        norm=nn.BatchNorm2d(8),
+        up=nn.ConvTranspose2d(8, 6, 2, stride=2),
+        head=nn.Linear(6, 4),
+    )
 
 
 NAMES = ["stem", "strided", "up"]
@@ -139,8 +142,10 @@ def test_saved_pruned_and_folded_it_comes_back(tmp_path: Path, error_of: Any) ->
     expected, conv = child(X), child.strided.conv
     report = {done.name: done for done in recast.fold_(child, data=X)}
     assert {name: (done.convolution, done.content) for name, done in report.items()} == {
-        "stem": (False, 1), "strided": (True, 0), "up": (False, 1)
-    }  # fmt: skip
+        "stem": (False, 1),
+        "strided": (True, 0),
+        "up": (False, 1),
+    }
     assert child.strided is conv
     assert torch.equal(child(X), expected)
     reloaded()
@@ -174,9 +179,10 @@ def test_forms_are_tuned_and_maps_recorded(tmp_path: Path, error_of: Any) -> Non
         child(X)
     shapes = {name: (tuple(maps[name].mix.shape), maps[name].grid) for name in NAMES}
     assert shapes == {
-        "stem": ((2, 1, 14 * 14, 16 * 16), (16, 16)), "strided": ((2, 1, 7 * 7, 14 * 14), (14, 14)),
+        "stem": ((2, 1, 14 * 14, 16 * 16), (16, 16)),
+        "strided": ((2, 1, 7 * 7, 14 * 14), (14, 14)),
         "up": ((2, 1, 14 * 14, 7 * 7), (7, 7)),
-    }  # fmt: skip
+    }
     assert all(torch.allclose(maps[name].mix.sum(-1), torch.ones(()), atol=1e-5) for name in NAMES)
 
 

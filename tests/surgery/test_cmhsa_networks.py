@@ -11,12 +11,12 @@ from torch import Tensor
 
 import recast
 from recast import CMHSA, RecastConfig, RecastError
-from recast.lab.scales import randomize_scales_
 from recast.layers.cmhsa import recast_layers
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
 from recast.papers.prs.network import CMHSAViT
 from recast.surgery.controls import changed_layer
+from recast.surgery.scales import randomize_scales_
 
 BIAS = RecastConfig(gate="bias")
 TINY = ModelConfig("cmhsa_vit_3_tiny", num_classes=5)

@@ -12,9 +12,9 @@ from layer_helpers import PAPERS, InCode
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 
 from recast import RecastConfig, plan, recast_, trace, verify
-from recast.lab.scales import randomize_scales_
 from recast.surgery.controls import changed_layer
 from recast.surgery.exactness import TOLERANCE
+from recast.surgery.scales import randomize_scales_
 
 WHOLE = ["backbone.body.layer4.*.conv2", "backbone.fpn.layer_blocks.*", "roi_heads.mask*"]
 

@@ -241,8 +241,9 @@ MISTAKES: dict[str, Callable[[Any, Plan], Any]] = {
     "LBFGS takes one group": lambda m, p: recast_during_training_(m, torch.optim.LBFGS(m.parameters()), p),
     "NaN": lambda m, p: recast_during_training_(m, sgd(m), p, averages=[broken(m)]),
     "put it into a module": lambda m, p: recast_during_training_(
-        c := nn.Conv2d(3, 4, 3), sgd(c), plan(c, torch.zeros(1, 3, 8, 8))),
-}  # fmt: skip
+        c := nn.Conv2d(3, 4, 3), sgd(c), plan(c, torch.zeros(1, 3, 8, 8))
+    ),
+}
 
 
 @pytest.mark.parametrize("message", MISTAKES)

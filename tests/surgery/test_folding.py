@@ -11,10 +11,10 @@ from layer_helpers import PAD_1, PAPERS, InCode, outputs_and_gradients, recast_c
 from torch import Tensor, nn
 
 import recast
-from recast.lab.scales import randomize_scales_
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.rules import convert
+from recast.surgery.scales import randomize_scales_
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 

@@ -12,8 +12,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast import Plan, PoolConfig, RecastConfig, RecastError, attention_pool_, plan
-from recast.lab.networks import CifarResNet
 from recast.layers.config import PAPERS_LAYER
+from recast.models.cifar import CifarResNet
 
 X = torch.zeros(2, 3, 16, 16)
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
 from recast import Plan, PoolConfig, RecastError, attention_pool_, plan, recast_
-from recast.lab.scales import randomize_scales_
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.pooling.find import find_place
+from recast.surgery.scales import randomize_scales_
 from recast.tracing.hooks import captured_inputs
 
 
@@ -223,8 +223,11 @@ class Doubled(nn.AdaptiveAvgPool2d):
 @pytest.mark.parametrize(
     ("make", "per_class", "message"),
     [
-        (lambda: pooling_in_code(lambda x: F.avg_pool2d(x, 16).flatten(1)), False,
-         "cannot tell where InCode pools: expected a pooling module"),
+        (
+            lambda: pooling_in_code(lambda x: F.avg_pool2d(x, 16).flatten(1)),
+            False,
+            "cannot tell where InCode pools: expected a pooling module",
+        ),
         (lambda: torchvision_models.alexnet(num_classes=5), False, "cannot tell where AlexNet pools"),
         *[(make, False, "cannot tell where InCode pools") for make in BRANCHES.values()],
         (lambda: with_pool(Doubled(1)), False, "cannot tell where|allow_change"),
@@ -237,7 +240,7 @@ class Doubled(nn.AdaptiveAvgPool2d):
         (lambda: timm.create_model("test_vit", img_size=64, global_pool="map"), False, "pools by attention already"),
         (nn.ReLU, False, "has no parameters"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_pooled(make: Any, per_class: bool, message: str) -> None:
     model = make().eval()
     with unchanged(model), pytest.raises(RecastError, match=message):

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from recast import RecastError, Schedule
-from recast.lab.config import ScheduleConfig
 
 
 def blocks(count: int) -> Any:
@@ -31,8 +30,10 @@ def test_at_once_and_listed() -> None:
     assert Schedule.at_once(plan, 101).due(100) == ()
     listed = Schedule.listed(plan, {2: ["blocks.2.mixer"], 5: ["blocks.0.*"]})
     assert (listed.due(2), listed.due(5), listed.waiting()) == (
-        ("blocks.2.mixer",), ("blocks.0.mixer",), ("blocks.1.mixer",),
-    )  # fmt: skip
+        ("blocks.2.mixer",),
+        ("blocks.0.mixer",),
+        ("blocks.1.mixer",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,21 +47,3 @@ def test_at_once_and_listed() -> None:
 def test_dates_that_cannot_be(dates: dict[int, list[str]], message: str) -> None:
     with pytest.raises(RecastError, match=message):
         Schedule.listed(blocks(2), dates)
-
-
-def test_schedules_of_recipes() -> None:
-    plan = blocks(4)
-    assert ScheduleConfig().dated(plan, 10) is None
-    assert ScheduleConfig("never").dated(plan, 10) is None
-    assert ScheduleConfig("at_once", conv_epochs=3).dated(plan, 10) == Schedule.at_once(plan, 4)
-    assert ScheduleConfig("progressive").dated(plan, 50) == Schedule.progressive(plan, 50)
-    listed = ScheduleConfig("listed", dates=["2:blocks.3.mixer", "2:blocks.1.mixer"]).dated(plan, 10)
-    assert listed.due(2) == ("blocks.1.mixer", "blocks.3.mixer")
-
-
-@pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x", "9" * 5000 + ":x"])
-def test_dates_as_words(word: str) -> None:
-    assert ScheduleConfig("listed", dates=["5:a", "5:b", "6:c"]).by_epoch == {5: ["a", "b"], 6: ["c"]}
-    for dates in ([word], []):
-        with pytest.raises(RecastError, match="dates must"):
-            ScheduleConfig("listed", dates=dates)

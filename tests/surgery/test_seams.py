@@ -23,9 +23,12 @@ from recast.layers.cmhsa import recast_layers
 
 X = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 CONFIGS = {
-    "beside": RecastConfig(), "linear": PAPERS, "sigmoid": RecastConfig("sigmoid"), "bias": RecastConfig("bias"),
+    "beside": RecastConfig(),
+    "linear": PAPERS,
+    "sigmoid": RecastConfig("sigmoid"),
+    "bias": RecastConfig("bias"),
     "no Gaussians": RecastConfig("linear", gaussian_heads="none", content_heads="all"),
-}  # fmt: skip
+}
 
 
 def small() -> nn.Module:
@@ -242,7 +245,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no such layer": (lambda: recast.plan(small(), X, where="layer4"), r"0, 3\.0"),
     "no such module": (lambda: recast.save(small(), "a.safetensors", "no_such:build"), "no module no_such"),
     "classes": (lambda: recast.save(small(), "a.safetensors", classes=["a", "b"]), "2 names, but no layer"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -402,10 +405,14 @@ class Sharded(nn.Sequential, FSDPModule):  # type: ignore[misc]
 def test_a_sharded_network_is_refused_while_its_weights_are_gathered(tmp_path: Path) -> None:
     model, child = Sharded(*small()), Sharded(*recast_with(RecastConfig()))
     for call in (
-        lambda: recast.plan(model, X), lambda: recast.recast_(model, recast.plan(small(), X)),
-        lambda: recast.wake_(child, X), lambda: recast.awake(child, X), lambda: recast.tune_(child, X),
-        lambda: recast.fold_(child), lambda: recast.record(child).__enter__(),
+        lambda: recast.plan(model, X),
+        lambda: recast.recast_(model, recast.plan(small(), X)),
+        lambda: recast.wake_(child, X),
+        lambda: recast.awake(child, X),
+        lambda: recast.tune_(child, X),
+        lambda: recast.fold_(child),
+        lambda: recast.record(child).__enter__(),
         lambda: recast.export(child, X, tmp_path / "a.pt2"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RecastError, match=r"sharded \(FSDP\): do this before"):
             call()

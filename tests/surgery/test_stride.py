@@ -13,7 +13,7 @@ from timm.models import resnet
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock as TorchvisionBlock
 
-import recast.lab.networks
+import recast.models.cifar
 from recast import Plan, RecastConfig, RecastError, plan, recast_
 from recast.surgery.stride import Edit
 
@@ -26,7 +26,7 @@ def timm_resnet(block: Any, **options: Any) -> nn.Module:
 
 
 def cifar(shortcut: Any) -> nn.Module:
-    return recast.lab.networks.CifarResNet((1, 1, 2), (8, 8, 16), shortcut=shortcut)
+    return recast.models.cifar.CifarResNet((1, 1, 2), (8, 8, 16), shortcut=shortcut)
 
 
 # deep stem and pooled shortcuts, as in ResNet-RS

@@ -14,9 +14,9 @@ from layer_helpers import PAPERS, InCode, recast_copy, unchanged
 from torch import Tensor, nn
 
 from recast import PoolConfig, RecastConfig, RecastError, plan, recast_, trace, verify
-from recast.lab.networks import CifarResNet
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
+from recast.models.cifar import CifarResNet
 from recast.surgery.compare import relative_error
 from recast.surgery.exactness import TOLERANCE, Exactness
 

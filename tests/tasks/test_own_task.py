@@ -20,10 +20,10 @@ from recast.lab.config import DataConfig, OptimConfig, Recipe, TaskConfig
 from recast.lab.data import Data
 from recast.lab.data.datasets import ImageTensors, RawData
 from recast.lab.evaluation.context import Batch, Score
+from recast.lab.evaluation.evaluators import EVALUATORS, evaluates
 from recast.lab.evaluation.run_folder import evaluate_run
-from recast.lab.evaluation.suites import Evaluator
+from recast.lab.evaluation.suites import METRICS, SUITES, Metric, Suite
 from recast.lab.plugins import FINDERS
-from recast.lab.suites import METRICS, SUITES, Metric, Suite
 from recast.lab.task import TASKS, Loss, Meter, Task, register_task
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
@@ -65,6 +65,7 @@ def statistics(outputs: Tensor, values: Tensor) -> Tensor:
     return torch.stack([(outputs[:, 0] - values) ** 2, values, values**2], 1).double().cpu()
 
 
+@evaluates("values", statistics={"r2": explained})
 def score(batch: Batch) -> Iterator[Score]:
     for name in batch.models:
         yield Score(name, "r2", statistics(batch.context.logits(name, batch.images), batch.labels))
@@ -92,7 +93,9 @@ class Regress(Task):
     name, title, main, validation = "regress", "regression", ("values", "r2"), ("r2",)
     metrics: ClassVar[Mapping[str, Metric]] = {"r2": Metric("R²", meaning="share of the variance that is explained")}
     suites: ClassVar[Mapping[str, Suite]] = {
-        "values": Suite("Values", "R² of the values", "accuracy", ("r2",), default=True, task="regress")
+        "values": Suite(
+            "Values", "R² of the values", "accuracy", ("r2",), default=True, task="regress", module=__name__
+        )
     }
 
     def find(self, config: DataConfig) -> RawData:
@@ -107,9 +110,6 @@ class Regress(Task):
 
     def meter(self, data: Data) -> Meter:
         return ValueMeter()
-
-    def evaluators(self) -> Mapping[str, Evaluator]:
-        return {"values": Evaluator(score, statistics={"r2": explained})}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -127,6 +127,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (FINDERS, task.data_sets),
         (SUITES, task.suites),
         (METRICS, task.metrics),
+        (EVALUATORS, task.suites),
     ):
         for name in names:
             del table[name]  # type: ignore[attr-defined]

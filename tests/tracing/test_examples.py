@@ -20,7 +20,7 @@ from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.evaluation import evaluate
-from recast.lab.scales import recalibrate_batch_norm_
+from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.batches import read_batches
 from recast.tracing.examples import batch_of, part_of
 from recast.tracing.outputs import answer_of, leaves_of
@@ -166,10 +166,12 @@ def test_one_image_is_no_batch(verb: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3)).eval()
     child = recast_copy(model, IMAGES)
     call: Callable[[], Any] = {
-        "plan": lambda: recast.plan(model, IMAGES[0]), "verify": lambda: recast.verify(model, child, IMAGES[0]),
-        "wake_": lambda: recast.wake_(child, IMAGES[0]), "fold_": lambda: recast.fold_(child, data=IMAGES[0]),
+        "plan": lambda: recast.plan(model, IMAGES[0]),
+        "verify": lambda: recast.verify(model, child, IMAGES[0]),
+        "wake_": lambda: recast.wake_(child, IMAGES[0]),
+        "fold_": lambda: recast.fold_(child, data=IMAGES[0]),
         "export": lambda: recast.export(child, IMAGES[0], tmp_path / "x.pt2"),
-    }[verb]  # fmt: skip
+    }[verb]
     with pytest.raises(RecastError, match=r"3, 16, 16"):
         call()
 

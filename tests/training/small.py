@@ -74,9 +74,15 @@ def small_fit(
     """`fit` in silence, by default of the small child; the loss of every update is added to `losses`."""
     losses = [] if losses is None else losses
     return fit(
-        model or small_child(), data or small_data(), recipe or small_recipe(**fields), folder, progress=False,
-        plan=plan, resume=resume, on_step=lambda _epoch, _step, loss: losses.append(loss),
-    )  # fmt: skip
+        model or small_child(),
+        data or small_data(),
+        recipe or small_recipe(**fields),
+        folder,
+        progress=False,
+        plan=plan,
+        resume=resume,
+        on_step=lambda _epoch, _step, loss: losses.append(loss),
+    )
 
 
 def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -44,9 +44,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("settings", "where", "calls"),
-    [("everything", "update", 1), ("everything", "update", 8), ("everything", "measure", 1),
-     ("plain", "measure", 3), ("lamb", "update", 8), ("balanced", "update", 8)],
-)  # fmt: skip
+    [
+        ("everything", "update", 1),
+        ("everything", "update", 8),
+        ("everything", "measure", 1),
+        ("plain", "measure", 3),
+        ("lamb", "update", 8),
+        ("balanced", "update", 8),
+    ],
+)
 def test_resumed_equals_uninterrupted(goes_on: Callable[..., Any], settings: str, where: str, calls: int) -> None:
     goes_on(small_fit, small_child, where, calls, **SETTINGS[settings])
 

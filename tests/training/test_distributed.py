@@ -15,7 +15,7 @@ from torch import nn
 from two_processes import EMBEDDINGS, ODD, fit_embedding, recipe, run, run_scheduled
 
 from recast.errors import RecastError
-from recast.lab.config import ClassifyConfig, DataConfig, ScheduleConfig
+from recast.lab.config import ClassifyConfig, ScheduleConfig
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted, check_shares
@@ -132,9 +132,9 @@ script.fit(script.small_child(), script.small_data(), script.recipe(), sys.argv[
 def test_batches_that_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "process_count", lambda: 2)
     with pytest.raises(RecastError, match=r"data.batch_size 9, 2 processes and accumulate 1: .* use a multiple of 2"):
-        check_shares(recipe(data=DataConfig(batch_size=9)))
+        check_shares(9, 1, ClassifyConfig())
     with pytest.raises(RecastError, match="parts of 3 images, but Mixup and CutMix pair them"):
-        check_shares(recipe(data=DataConfig(batch_size=6), task=ClassifyConfig(mixup=0.5)))
+        check_shares(6, 1, ClassifyConfig(mixup=0.5))
 
 
 class NormRelu(nn.BatchNorm2d):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.config import AugmentConfig, DataConfig, Recipe, ScheduleConfig
+from recast.lab.task import Setting
 from recast.lab.training.checkpoint import states
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
@@ -139,8 +140,7 @@ def test_dino_learns_without_labels_and_goes_on_bit_for_bit(goes_on: Callable[..
 
 
 def loss_of(config: Any, model: nn.Module, steps: int = 1) -> Any:
-    recipe = small_recipe(task=EmbedConfig(projector=config))
-    return EmbeddingLoss(recipe, small_data(), model, nn.CrossEntropyLoss(), steps, torch.device("cpu"), None)
+    return EmbeddingLoss(config, small_data(), model, nn.CrossEntropyLoss(), Setting(steps, torch.device("cpu")))
 
 
 def test_the_target_follows_without_a_gradient() -> None:
@@ -215,8 +215,12 @@ def test_the_triplet_loss_pushes_other_images_away() -> None:
     g = F.normalize(outputs[1], dim=1).unflatten(0, (4, 3))
     triplets = [
         F.relu(0.2 + g[i, a] @ g[j, b] - g[i, a] @ g[i, b])
-        for i in range(4) for j in range(4) for a in range(3) for b in range(3) if i != j and a != b
-    ]  # fmt: skip
+        for i in range(4)
+        for j in range(4)
+        for a in range(3)
+        for b in range(3)
+        if i != j and a != b
+    ]
     assert 0 < sum(value > 0 for value in triplets) < len(triplets)
     torch.testing.assert_close(loss(outputs, images, indices), 4 * torch.stack(triplets).mean())
     assert triplet_loss(g[:1]).tolist() == [0.0]

@@ -25,7 +25,7 @@ AVERAGED = RegularizationConfig(ema_decay=0.5)
 
 
 def measured(model: nn.Module) -> tuple[float, float]:
-    return validate(model, small_data(), small_recipe(), CPU)
+    return validate(model, small_data(), small_recipe().data, CPU)
 
 
 def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
@@ -44,8 +44,11 @@ def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
     assert (rows[3]["lr"], rows[3]["gate_lr"]) == (pytest.approx(1e-6), pytest.approx(1e-5))
     assert read_lines(tmp_path / "metrics.jsonl") == (list(enumerate(rows, start=1)), [])
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
-        "metrics.jsonl", "state-00003-00000000.pt", "state-00004-00000000.pt", "weights.safetensors",
-    ]  # fmt: skip
+        "metrics.jsonl",
+        "state-00003-00000000.pt",
+        "state-00004-00000000.pt",
+        "weights.safetensors",
+    ]
     assert not child.training
     loaded = load(tmp_path / "weights.safetensors", parent=small_parent())
     assert_same(child, loaded)
@@ -92,8 +95,14 @@ def test_the_head_beside_a_convolution_has_its_row_and_closes(tmp_path: Path, av
     rows = small_fit(tmp_path / "open", child := small_child(), regularization=averaged)
     assert (rows[0]["val_loss"], rows[0]["val_top1"]) == pytest.approx(measured(small_parent()), rel=1e-12)
     assert rows[3]["layers"]["4"].keys() == {
-        "gate", "backend", "gamma", "entropy", "distance", "content_share", "attention_share"
-    }  # fmt: skip
+        "gate",
+        "backend",
+        "gamma",
+        "entropy",
+        "distance",
+        "content_share",
+        "attention_share",
+    }
     assert (rows[0]["layers"]["4"]["gate"], rows[0]["layers"]["4"]["gamma"]) == ("beside", [0.0])
     assert rows[3]["layers"]["4"]["gamma"] == child[4].gamma.tolist() != [0.0]
     with torch.no_grad():
@@ -153,4 +162,8 @@ def test_a_refused_training_leaves_no_folder(tmp_path: Path) -> None:
             small_fit(tmp_path / "run", **fields)
     with pytest.raises(RecastError, match=r"logits \(8, 4\)"):
         small_fit(tmp_path / "other", data=replace(small_data(), classes=list("abcd")))
+    parent = small_parent()
+    parent.register_buffer("mask", torch.ones(1).expand(2))  # trains, but neither its average nor its state loads
+    with pytest.raises(RecastError, match=r"mask is an expanded tensor.*clone"):
+        small_fit(tmp_path / "last", parent)
     assert not any(tmp_path.iterdir())

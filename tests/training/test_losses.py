@@ -17,6 +17,7 @@ from torchvision.transforms.v2.functional import normalize
 from recast import RecastError, save
 from recast.lab.config import ClassifyConfig
 from recast.lab.config.tasks import TeacherConfig
+from recast.lab.task import Setting
 from recast.lab.tasks.classify.training import label_loss
 from recast.lab.training import distill
 from recast.lab.training.distill import Distillation, Teacher, build_teacher, soft_loss, train_token_
@@ -170,7 +171,7 @@ def test_a_teacher_with_the_classes_in_another_order_answers_in_the_datas(tmp_pa
     task = {"teacher": {"kind": "model", "teacher_model": "digits_resnet", "teacher_checkpoint": file}}
 
     def objective() -> Objective:
-        return Objective(small_recipe(task=task), data, small_parent(), None, 1, torch.device("cpu"))
+        return Objective(small_recipe(task=task).task, data, small_parent(), None, Setting(1, torch.device("cpu")))
 
     save(model, file, classes=["blue", "red", "green"])
     with pytest.warns(UserWarning, match="another order"):

@@ -17,11 +17,11 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe, RegularizationConfig
-from recast.lab.networks import CifarResNet
-from recast.lab.scales import layer_scales
 from recast.lab.training.regularization import drop_path_places, prepare_, set_drop_path_
+from recast.models.cifar import CifarResNet
 from recast.papers.first_weights import draw_
 from recast.papers.patchconvnet.network import PatchConvNet
+from recast.surgery.scales import layer_scales
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "num_classes": 3}
 vit = partial(VisionTransformer, **SMALL, depth=3, num_heads=2, init_values=1e-3)

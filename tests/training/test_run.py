@@ -22,12 +22,12 @@ from recast.lab.config import (
     RegularizationConfig,
     ScheduleConfig,
 )
+from recast.lab.config.text import load_recipe
 from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.folder.records import Wakefulness
 from recast.lab.folder.run import RunFolder
 from recast.lab.open import open_run
-from recast.lab.recipe import load_recipe
 from recast.lab.training import prepare
 from recast.lab.training import run as run_module
 from recast.lab.training.checkpoint import states
@@ -94,7 +94,7 @@ def test_the_recipe_is_complete_and_replays_from_anywhere(
     assert recipe.model.checkpoint == str(moved / "parent" / "weights.safetensors")
     first, *_, last = read_metrics(moved / "metrics.jsonl")
     for model, row in ((build(recipe.model), first), (load(moved / "weights.safetensors"), last)):
-        loss = validate(model, load_data(recipe.data), recipe, torch.device("cpu"))[0]
+        loss = validate(model, load_data(recipe.data), recipe.data, torch.device("cpu"))[0]
         assert loss == pytest.approx(row["val_loss"], rel=1e-6)
     assert not hasattr(load(moved / "finetuned" / "weights.safetensors"), "recast_plan")
     train(recipe, tmp_path / "again", progress=False)
@@ -240,7 +240,7 @@ def test_a_run_that_failed_before_its_first_state_leaves_nothing_and_a_killed_on
     load(out / "weights.safetensors")
     train(recipe, tmp_path / "again")  # whose parent is known to be untrained, too
     again = RunFolder(tmp_path / "again")
-    assert again.has_new_parent(again.recipe())
+    assert again.has_new_parent(again.recipe().model)
     with pytest.raises(RecastError, match="a new, untrained class"):
         train(recipe.replace(task=ClassifyConfig(teacher="parent")), tmp_path / "taught")
 

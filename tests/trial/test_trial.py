@@ -24,11 +24,11 @@ import recast
 from recast.lab.cli import main
 from recast.lab.cli.try_ import _check_unseen
 from recast.lab.config import DataConfig, Recipe
+from recast.lab.config.text import save_recipe
 from recast.lab.data import Data, load_data
 from recast.lab.data.seeding import choose_stratified
 from recast.lab.folder.records import Wakefulness
-from recast.lab.recipe import save_recipe
-from recast.lab.trial import arms, features, pace, run, try_
+from recast.lab.trial import arms, features, pace, run, runs, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, confidence, judge
 from recast.lab.trial.features import Bank
 from recast.lab.trial.page import write_page
@@ -93,8 +93,8 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     (tmp_path / "part").mkdir()  # the clock chooses the numbers of updates: take the same
     (tmp_path / "part" / run.TRIAL).write_text((tmp_path / "expected" / run.TRIAL).read_text())
     child = recast.recast_(arms.with_head(network(7), 10), plan)
-    child.load_state_dict(load_file(tmp_path / "expected" / run.WEIGHTS), strict=False)
-    rows = [json.loads(line) for line in (tmp_path / "expected" / run.RUNS).read_text().splitlines()]
+    child.load_state_dict(load_file(tmp_path / "expected" / runs.WEIGHTS), strict=False)
+    rows = [json.loads(line) for line in (tmp_path / "expected" / runs.FILE).read_text().splitlines()]
     first = next(row for row in rows if (row["kind"], row["arm"], row["seed"]) == ("final", "recast", 0))
     count = expected.images
     images, labels = data.val.subset(choose_stratified(data.val.labels, count, "")).batch(range(count))
@@ -110,7 +110,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     with pytest.raises(KeyboardInterrupt):
         tried("part")
     spy.side_effect, spy.call_count = None, 0
-    with (tmp_path / "part" / run.RUNS).open("a") as file:
+    with (tmp_path / "part" / runs.FILE).open("a") as file:
         file.write('{"kind": "final", "arm": "fine')  # killed while it wrote
     assert tried("part") == expected
     trainings = 2 * len(RATES) + 2 * len(arms.COMPARED)
@@ -181,9 +181,9 @@ def test_logits_are_read_from_a_tuple(classes: int, data: Data, tmp_path: Path) 
 
 
 def _edit_rows(folder: Path, change: Any) -> None:
-    rows = [json.loads(line) for line in (folder / run.RUNS).read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / runs.FILE).read_text().splitlines()]
     change(rows)
-    (folder / run.RUNS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / runs.FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _edit_pace(folder: Path, change: Any) -> None:
@@ -200,10 +200,10 @@ def _edit_features(folder: Path) -> None:
 DAMAGE: dict[str, tuple[Any, str]] = {  # the message, or the error after "!"
     "pace": (lambda path: _edit_pace(path, dict.clear), "!damaged.*--out"),
     "arms": (lambda path: _edit_pace(path, lambda pace: pace["step"].pop("added")), "!damaged.*--out"),
-    "row": (lambda path: (path / run.RUNS).write_text('{"kind": "rate", "arm": "added", "seed": 0}\n'), "line 1"),
+    "row": (lambda path: (path / runs.FILE).write_text('{"kind": "rate", "arm": "added", "seed": 0}\n'), "line 1"),
     "right": (lambda path: _edit_rows(path, lambda rows: rows[-1]["right"].pop()), "recast, seed 0 is damaged"),
     "curve": (lambda path: _edit_rows(path, lambda rows: rows[-2]["curve"].pop()), "equal time.*, seed 0 is damaged"),
-    "weights": (lambda path: (path / run.WEIGHTS).unlink(), "recast, seed 0 is damaged"),
+    "weights": (lambda path: (path / runs.WEIGHTS).unlink(), "recast, seed 0 is damaged"),
     "cut": (lambda path: os.truncate(path / run.FEATURES / "val-0.npy", 300), "val-0.npy is damaged"),
     "nan": (_edit_features, "val-0.npy is damaged .*NaN"),
 }
@@ -339,6 +339,8 @@ def answered(rights: dict[str, float], trained: int, **facts: Any) -> Any:
     [
         (2, {"seeds": 2, "ratios": (1.3, 1.25, 1.35)}, "yes", "2 seeds"),
         (2, {"seeds": 2, "ratios": (1.3, 1.25, 1.4)}, "unclear", "1.25 to 1.40 times"),
+        (2, {"seeds": 2, "ratios": (1.3, 1.25, 1.4), "ratio": 1.3}, "yes", "2 seeds"),
+        (2, {"seeds": 2, "ratios": (1.3, 1.25, 1.5), "ratio": 1.3}, "unclear", "1.25 to 1.50 times"),
         (1, {"seeds": 1}, "unclear", "over the images only"),
         (2, {"seeds": 3}, "yes", "2 of at most 3 seeds"),
         (
@@ -354,6 +356,13 @@ def test_what_cannot_decide_is_unclear(trained: int, facts: dict[str, Any], wort
     answer = answered({"recast": 0.9, "finetuned": 0.7, "longer": 0.7}, trained, **facts)
     assert answer.worth == worth
     assert words in answer.sentence.replace("\xa0", " ")
+
+
+def test_an_unsteady_clock_leaves_a_no_that_holds_at_equal_updates() -> None:
+    for updates, time, ratios, worth in (
+        (0.7, 0.7, (1.2, 1.5), "no"), (0.6, 0.7, (1.2, 1.5), "unclear"), (0.7, 0.7, (0.9, 1.5), "unclear")
+    ):  # fmt: skip
+        assert answered({"recast": 0.7, "finetuned": updates, "longer": time}, 3, ratios=ratios).worth == worth
 
 
 def test_a_look_before_the_last_seed_is_surer() -> None:
@@ -430,7 +439,7 @@ def test_a_clear_answer_saves_seeds_and_only_a_yes_trains_added_convolutions(
     def train(tail: Any, train: Any, test: Any, *, updates: int, **settings: Any) -> arms.Trained:
         is_recast = any(isinstance(module, recast.AttentionBeside) for module in tail.modules())
         right = tuple(place % 3 != 0 or (is_recast and wins) for place in range(len(test)))
-        points = tuple((point, 1.0) for point in range(min(arms.POINTS, updates)))
+        points = tuple((point, 1.0) for point in range(min(arms.CURVE_POINTS, updates)))
         return arms.Trained(0.1, points, 1.0, right)
 
     monkeypatch.setattr(arms, "train_", train)
@@ -438,7 +447,7 @@ def test_a_clear_answer_saves_seeds_and_only_a_yes_trains_added_convolutions(
     monkeypatch.setattr(run._Trial, "_is_at_chance", lambda *_: False)
     monkeypatch.setattr("recast.lab.trial.answer.ENOUGH_UPDATES", 1)
     answer = try_(network(), data, plan, tmp_path / "out", minutes=1.0, seeds=4)
-    rows = [json.loads(line) for line in (tmp_path / "out" / run.RUNS).read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "out" / runs.FILE).read_text().splitlines()]
     assert answer.worth == ("yes" if wins else "unclear")
     assert [sum(row["kind"] == "final" and row["arm"] == arm for row in rows) for arm in arms.TRAINED] == trained
     assert ("added" in answer.gains) == wins

@@ -71,8 +71,11 @@ def test_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_globs_of_names() -> None:
     assert architectures(["torchvision:resnet1*", "timm:resnet18"]) == [
-        "timm:resnet18", "torchvision:resnet101", "torchvision:resnet152", "torchvision:resnet18",
-    ]  # fmt: skip
+        "timm:resnet18",
+        "torchvision:resnet101",
+        "torchvision:resnet152",
+        "torchvision:resnet18",
+    ]
     assert "timm:cifar_resnet20" not in architectures(["timm:*"])  # ours, not timm's
     with pytest.raises(RecastError, match="no architecture matches 'resnet18'"):
         architectures(["resnet18"])

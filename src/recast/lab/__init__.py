@@ -2,4 +2,5 @@
 
 from recast.models.names import PLUGINS
 
-PLUGINS.extend(name for name in ("recast.lab.tasks", "recast.lab.networks") if name not in PLUGINS)
+if "recast.lab.tasks" not in PLUGINS:
+    PLUGINS.append("recast.lab.tasks")

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import timm
@@ -15,17 +15,18 @@ from torch import nn
 from recast.errors import RecastError
 from recast.io import load
 from recast.lab.config import Recipe
+from recast.lab.config.recipe import PaperConfig
 from recast.lab.data import Data, load_data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.images import is_image_name
-from recast.lab.folder.files import read_json, read_names
-from recast.lab.folder.names import CLASSES, CONTROL, FINGERPRINT, WEIGHTS
+from recast.lab.folder.files import read_json
+from recast.lab.folder.names import CONTROL, FINGERPRINT, WEIGHTS
 from recast.lab.folder.run import RunFolder
 from recast.lab.task import task_of
 from recast.models.build import build
 from recast.models.config import ModelConfig
-from recast.models.names import FORMS, no_subject
+from recast.models.names import FORMS, unknown_subject
 from recast.models.trust import check_trusted, is_function
 from recast.models.weights import PICKLED, read_header
 
@@ -54,30 +55,30 @@ def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
     run.check_finished()
     recipe = run.recipe_here(data_dir)
     check_trusted(recipe.model.name)
-    data = data_of(recipe)
-    classes, task = len(data.classes), task_of(recipe)
+    data = data_of_recipe(recipe)
+    classes, task = len(data.classes), task_of(recipe.task)
     check_classes(folder, data)
     if recipe.is_plain:
         network = build(recipe.model.replace(checkpoint=None, pretrained=False), num_classes=classes)
-        task.adapt_(network, recipe, classes)
+        task.adapt_(network, recipe.task, classes)
         return OpenRun(folder, recipe, data, {"finetuned": load(folder / WEIGHTS, parent=network)})
     parent = order_classes_(build(recipe.model, num_classes=classes), data).eval()
-    models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe, classes)
+    models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe.task, classes)
     if (control := folder / CONTROL / WEIGHTS).is_file():
         models["finetuned"] = load(control, parent=trained)
     models["recast"] = load(folder / WEIGHTS, parent=trained)
     return OpenRun(folder, recipe, data, models)
 
 
-def data_of(recipe: Recipe, labels: str | None = None) -> Data:
-    """Read the data of a recipe. labels: "coarse" or "fine"; None: those of the training."""
-    config = recipe.labels if labels is None else recipe.labels.replace(labels=labels)
-    return load_data(recipe.data, recipe.augmentation, config, recipe.model.in_chans)
+def data_of_recipe(recipe: Recipe, grouping: PaperConfig | None = None) -> Data:
+    """Read the data of a recipe; with `grouping`, other labels than those of the training."""
+    data = load_data(recipe.data, recipe.augmentation, grouping or recipe.grouping, recipe.model.in_chans)
+    return data if grouping is None else replace(data, is_relabelled=True)
 
 
 def check_classes(run: Path, data: Data) -> None:
     """Raise RecastError unless the classes are those of the run, in the same order."""
-    names = read_names(run / CLASSES)
+    names = RunFolder(run).classes()
     remedy = "give the folder of the run's images with --data-dir"
     if len(names) != len(data.classes):
         raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} has {len(data.classes)}: {remedy}")
@@ -163,7 +164,7 @@ def open_model(config: ModelConfig) -> nn.Module:
     try:
         return build(config).eval()
     except RecastError as error:
-        raise error if timm.is_model(name.partition(".")[0]) else no_subject(name, error) from None
+        raise error if timm.is_model(name.partition(".")[0]) else unknown_subject(name, error) from None
 
 
 def _advice(path: str) -> str:

@@ -6,18 +6,18 @@ Plug-ins (`recast.models.names.PLUGINS`) bring the tasks. This module imports no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from recast.lab.config.recipe import task_name_of_data
 from recast.lab.config.tasks import TaskConfig
+from recast.lab.evaluation.suites import METRICS, SUITES, Metric, Suite
 from recast.lab.plugins import FINDERS, plugged
-from recast.lab.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from recast.lab.config import DataConfig, Recipe
+    from recast.lab.config import DataConfig, Freeze
     from recast.models.config import ModelConfig
 
     # Classes of modules that import this module. Tasks annotate these parameters with the classes themselves.
@@ -25,10 +25,20 @@ if TYPE_CHECKING:
     RawData: TypeAlias = Any
     Context: TypeAlias = Any
     OpenRun: TypeAlias = Any
-    Evaluator: TypeAlias = Any
 
 Loss = Callable[[Any, Any], Any]
 """Outputs of a network in training and targets of its images → the mean loss, a tensor."""
+
+
+class Setting(NamedTuple):
+    """Circumstances of a training that its loss depends on."""
+
+    steps: int
+    """Number of updates."""
+    device: torch.device
+    amp: torch.dtype | None = None
+    """Type of mixed precision."""
+    freeze: Freeze = "none"
 
 
 class Meter(Protocol):
@@ -68,7 +78,7 @@ class Task:
     """A task; its members in the order of the folders of `recast.lab` that use them.
 
     A subclass requires `name`, `title`, `main` and `validation`, data sets (`find`) with the labels that its loss,
-    meter and suites take, `loss` and `meter`, and a suite with its evaluator for `main`.
+    meter and suites take, `loss` and `meter`, and a suite for `main`.
     """
 
     name: ClassVar[str]
@@ -89,21 +99,21 @@ class Task:
         """Read one of `data_sets`."""
         raise NotImplementedError
 
-    # training, in the order of a run
+    # training, in the order of a run; `config` is the `task` of the recipe
 
     validation: ClassVar[tuple[str, ...]]
     """Metrics after every epoch, `val_METRIC` of metrics.jsonl, that of `main` among them."""
     keeps_network: ClassVar[bool] = True
     """True if `adapt_` leaves the network as its constructor builds it."""
 
-    def check_data(self, recipe: Recipe, data: Data) -> None:
+    def check_data(self, data: Data) -> None:
         """Raise RecastError for data that the training cannot use."""
 
     def network(self, config: ModelConfig, data: Data) -> ModelConfig:
         """Return the config of the parent for these images."""
         return config
 
-    def adapt_(self, model: nn.Module, recipe: Recipe, classes: int) -> nn.Module:
+    def adapt_(self, model: nn.Module, config: Any, classes: int) -> nn.Module:
         """Change a network of `classes` outputs in place to the form that is trained, and return it."""
         return model
 
@@ -115,23 +125,22 @@ class Task:
         """Raise RecastError unless `outputs` of the network `name` for an image of `data` are logits of its classes."""
         data.check_logits(outputs, 1)
 
-    def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
+    def notes(self, config: Any, data: Data) -> Iterator[str]:
         """Yield warnings before training."""
         yield from ()
 
-    def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
+    def loading(self, config: Any, data: Data) -> dict[str, Any]:
         """Return the arguments of the `Loader` of training images that depend on the task."""
         return {"dataset": data.train}
 
     def loss(self, config: Any, data: Data) -> Loss:
-        """Return the loss of the labels; `config` is the `task` of the recipe."""
+        """Return the loss of the labels."""
         raise NotImplementedError
 
     def stateful_loss(
-        self, recipe: Recipe, data: Data, student: nn.Module, loss: Loss, steps: int, device: torch.device,
-        amp: torch.dtype | None,
-    ) -> StatefulLoss | None:  # fmt: skip
-        """Return the loss that replaces `loss` over `steps` steps; None: `loss` itself."""
+        self, config: Any, data: Data, student: nn.Module, loss: Loss, setting: Setting
+    ) -> StatefulLoss | None:
+        """Return the loss that replaces `loss`; None: `loss` itself."""
         return None
 
     def inputs(self, images: Tensor, targets: Any) -> tuple[Any, ...]:
@@ -151,12 +160,8 @@ class Task:
     suites: ClassVar[Mapping[str, Suite]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {}
     """New metrics of `suites`."""
-    unasked: ClassVar[tuple[str, ...]] = ()
+    not_by_default: ClassVar[tuple[str, ...]] = ()
     """Suites for all tasks that are measured for this one only on request."""
-
-    def evaluators(self) -> Mapping[str, Evaluator]:
-        """Return the evaluators of `suites` by name."""
-        return {}
 
     def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         """Write pictures for the report into the folder of a run that was measured by `suites`."""
@@ -197,9 +202,9 @@ def task_named(name: str) -> Task:
     return plugged(TASKS, name)
 
 
-def task_of(recipe: Recipe) -> Task:
-    """Return the task that a recipe trains for."""
-    return task_named(recipe.task.kind)
+def task_of(config: TaskConfig) -> Task:
+    """Return the task that a recipe trains for, from its `task`."""
+    return task_named(config.kind)
 
 
 def task_of_data(config: DataConfig) -> Task:
@@ -211,5 +216,5 @@ def suites_of(task: Task, only_default: bool = False) -> list[str]:
     """Return the suites for data of a task, all or the default ones; its own come first."""
     return [
         name for name, suite in {**task.suites, **SUITES}.items()
-        if suite.task in ("", task.name) and (not only_default or (suite.default and name not in task.unasked))
+        if suite.task in ("", task.name) and (not only_default or (suite.default and name not in task.not_by_default))
     ]  # fmt: skip

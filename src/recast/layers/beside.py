@@ -87,7 +87,7 @@ class AttentionBeside(Tuned, nn.Module):
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=like.device, dtype=like.dtype)))
         self.reset_parameters(tap)
-        self._conv_state, self.conv = frozenset(conv.state_dict()), conv
+        self._conv_state, self._conv_names, self.conv = frozenset(conv.state_dict()), frozenset(dir(conv)), conv
         self.train(conv.training)
 
     @torch.no_grad()
@@ -179,18 +179,17 @@ class AttentionBeside(Tuned, nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name in ("conv", *ATTENTION) or "conv" not in self.__dict__.get("_modules", ()):
-                raise
+            if name in ("conv", *ATTENTION) or name not in self.__dict__.get("_conv_names", ()):
+                raise  # so are names that other code gives to every module: counters' `total_ops`, `__flops__`
             return data_of(self.conv, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set what only the convolution has there (a weight that other code computes, say), anything else here."""
-        conv = self.__dict__.get("_modules", {}).get("conv")
         is_own = name in (*self.__dict__, "conv", *ATTENTION) or (hasattr(type(self), name) and name != "weight")
-        if conv is None or is_own or not hasattr(conv, name):
+        if is_own or name not in self.__dict__.get("_conv_names", ()):
             super().__setattr__(name, value)
         else:
-            setattr(conv, name, value)
+            setattr(self.conv, name, value)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register a parameter of its own. Raises `RecastError` for others: they belong to the convolution."""

@@ -14,9 +14,9 @@ DETECTORS = ("maskrcnn", "fasterrcnn", "retinanet")
 ON_TIMM = ("upernet", *DETECTORS)
 REGISTRIES = ("timm", "torchvision", *ON_TIMM)
 """Whose names are known."""
-PLUGINS: list[str] = []
-"""Modules that register networks with timm, or tasks, when they are imported: before one is looked up, they are.
-`recast.lab` and `recast.papers` add themselves; `sources.plug_in_installed` finds those that were not imported."""
+PLUGINS = ["recast.models.cifar"]
+"""Modules that register networks with timm, or tasks, when they are imported: in this order, until one is there.
+`recast.lab` and `recast.papers` add theirs; `sources.plug_in` also finds those of packages that were not imported."""
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -44,7 +44,7 @@ def unknown_model(source: str, name: str, names: Iterable[str], torchvision: Ite
     return RecastError(f"{source} has no model {shown(name)}.{close} A model is named {FORMS}")
 
 
-def no_subject(name: str, error: RecastError) -> RecastError:
+def unknown_subject(name: str, error: RecastError) -> RecastError:
     """Return the error of `explain` for a word that is neither a path nor, by `error`, a model."""
     if ":" in name:
         return error

@@ -42,15 +42,16 @@ def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, tru
         return make(name, kwargs, pretrained)
 
 
-def plug_in() -> None:
-    """Import the modules that register networks (`names.PLUGINS`)."""
+def plug_in(is_there: Callable[[], bool]) -> None:
+    """Import modules that register networks, in order, until one `is_there`.
+
+    They are `names.PLUGINS`, then those that installed packages name as entry points of the group `recast.networks`.
+    """
     for name in PLUGINS:
+        if is_there():
+            return
         importlib.import_module(name)
-
-
-def plug_in_installed() -> None:
-    """Import the modules that installed packages name as entry points of the group `recast.networks`."""
-    for entry in entry_points(group="recast.networks"):
+    for entry in () if is_there() else entry_points(group="recast.networks"):
         entry.load()
 
 
@@ -58,11 +59,10 @@ def check_registered(source: str, name: str) -> None:
     """Raise RecastError for a name that timm or torchvision does not have. Functions are not checked."""
     if source == "function":
         return
-    plug_in()
     source = "timm" if source in ON_TIMM else source
     architecture, _, tag = name.partition(".")
-    if source == "timm" and not timm.is_model(architecture):
-        plug_in_installed()
+    if source == "timm":
+        plug_in(lambda: timm.is_model(architecture))
     if source == "timm" and timm.is_model(architecture):
         tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
         if tag and tag not in tags:
@@ -101,8 +101,7 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 
 def _on_timm(kind: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     check_registered(kind, name)
-    if kind not in ON_TIMM_BUILDERS:
-        plug_in_installed()
+    plug_in(lambda: kind in ON_TIMM_BUILDERS)
     if kind not in ON_TIMM_BUILDERS:
         raise RecastError(f"nothing is registered that builds {kind}:NAME: import the module that does")
     make = partial(ON_TIMM_BUILDERS[kind], name, **kwargs)

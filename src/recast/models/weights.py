@@ -226,12 +226,12 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
         raise RecastError(f"{source} does not fit {type(model).__name__}: {message}")
     if name := first_nonfinite(model, weights):
         raise RecastError(f"{source} holds NaN or infinity in {name}: these weights cannot be used")
-    _check_writable(model)
+    check_writable(model)
     names = {plain_name(name): name for name in model.state_dict()}  # parts may be compiled or checkpointed
     model.load_state_dict({names.get(name, name): value for name, value in weights.items()}, strict=True)
 
 
-def _check_writable(model: nn.Module) -> None:
+def check_writable(model: nn.Module) -> None:
     """Raise `RecastError` for tensors into which torch copies nothing: it finds them after it has loaded the rest."""
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor) or value.layout != torch.strided:

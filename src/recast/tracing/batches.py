@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recast.errors import blamed
+from recast.errors import errors_in
 from recast.tracing.examples import Example, is_image_list
 
 
@@ -29,7 +29,7 @@ def read_batches(model: nn.Module, data: Any) -> Iterator[tuple[Example, Any]]:
     if isinstance(data, list) and _has_labels(data, fewest, most) and isinstance(data[0], Tensor):
         labels = data[1]  # one batch as a loader of torch yields it, else two batches of images
         is_example = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.dim() < data[0].dim()
-    with blamed("reading the batches"):  # what a generator of the user's raises
+    with errors_in("reading the batches"):  # what a generator of the user's raises
         for batch in [data] if is_example else data:
             yield (batch[0], batch[1]) if _has_labels(batch, fewest, most) else (batch, None)
 

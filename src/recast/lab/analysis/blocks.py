@@ -25,11 +25,11 @@ _WRAPPED = (["model"], ["module"], ["_orig_mod"])
 _MIXERS = ("attn", "self_attention", "mixer", "token_mixer")
 
 Keep = Callable[[str, Tensor], None]
-Images = Tensor | Iterable[Tensor | tuple[Tensor, ...] | list[Tensor]]
+ImageBatches = Tensor | Iterable[Tensor | tuple[Tensor, ...] | list[Tensor]]
 """(B, 3, H, W), or an iterable of such batches, labels beside them or not."""
 
 
-def each_batch(images: Images) -> Iterator[Tensor]:
+def each_batch(images: ImageBatches) -> Iterator[Tensor]:
     """Yield the batches of images. Raises `RecastError` if there is none, or for a tensor of another shape."""
     empty = True
     for batch in (images,) if isinstance(images, Tensor) else images:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.analysis.blocks import BlockSequence, Images, each_batch
+from recast.lab.analysis.blocks import BlockSequence, ImageBatches, each_batch
 from recast.lab.folder.records import SimilarityLine
 from recast.lab.folder.tables import Table
 
@@ -33,7 +33,7 @@ class Similarity:
 def cka(
     model_a: nn.Module,
     model_b: nn.Module,
-    images: Images,
+    images: ImageBatches,
     layers_a: Sequence[str] | None = None,
     layers_b: Sequence[str] | None = None,
 ) -> Similarity:
@@ -58,7 +58,7 @@ def cka(
     return _similarities(models, layers, [("a", "b")], images)[0]
 
 
-def tabulate_cka(models: Mapping[str, nn.Module], images: Images) -> Table:
+def tabulate_cka(models: Mapping[str, nn.Module], images: ImageBatches) -> Table:
     """Return RUN/analysis/cka.csv: the first model against itself and every other, a row per pair of layers.
 
     All models go over the images in one pass. Raises `RecastError` as `cka` does.
@@ -77,7 +77,7 @@ def _similarities(
     models: Mapping[str, nn.Module],
     layers: Mapping[str, Sequence[str] | None],
     pairs: Sequence[tuple[str, str]],
-    images: Images,
+    images: ImageBatches,
 ) -> list[Similarity]:
     """Compute the CKA of pairs of models in one pass over the images."""
     sequences = {name: BlockSequence(model, layers.get(name)) for name, model in models.items()}

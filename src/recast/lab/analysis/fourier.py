@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.analysis.blocks import BlockSequence, Images, each_batch
+from recast.lab.analysis.blocks import BlockSequence, ImageBatches, each_batch
 from recast.lab.folder.records import FourierLine
 from recast.lab.folder.tables import Table
 
@@ -47,7 +47,7 @@ class FourierCurves:
     """Images behind the means."""
 
 
-def fourier(model: nn.Module, images: Images, *, blocks: Sequence[str] | None = None) -> FourierCurves:
+def fourier(model: nn.Module, images: ImageBatches, *, blocks: Sequence[str] | None = None) -> FourierCurves:
     """Compute the Δ log amplitude of a network's maps after every block, over images.
 
         a(f) = mean over images and channels of log(|x̂(f, f)| + 1e-6)        x̂ the unnormalised 2-D DFT of a channel
@@ -78,7 +78,7 @@ def fourier(model: nn.Module, images: Images, *, blocks: Sequence[str] | None = 
     return _measure({"": model}, images, blocks)[""]
 
 
-def tabulate_fourier(models: Mapping[str, nn.Module], images: Images) -> Table:
+def tabulate_fourier(models: Mapping[str, nn.Module], images: ImageBatches) -> Table:
     """Return RUN/analysis/fourier.csv, a row per model, block and frequency, from one pass over the images.
 
     Raises `RecastError` as `fourier` does.
@@ -92,7 +92,9 @@ def tabulate_fourier(models: Mapping[str, nn.Module], images: Images) -> Table:
     return Table.of("fourier", FourierLine, lines)
 
 
-def _measure(models: Mapping[str, nn.Module], images: Images, blocks: Sequence[str] | None) -> dict[str, FourierCurves]:
+def _measure(
+    models: Mapping[str, nn.Module], images: ImageBatches, blocks: Sequence[str] | None
+) -> dict[str, FourierCurves]:
     """Compute the curves of every model in one pass over the images."""
     spectra = {name: _Spectra(BlockSequence(model, blocks)) for name, model in models.items()}
     n = 0

@@ -49,6 +49,8 @@ OPTIONS = {
 }
 ABOUT = """Recast the convolutions of a trained network as gated positional self-attention without changing its \
 outputs, then fine-tune it."""
+UNEXTENDED = ("quickstart", "train", "try")
+"""Commands that load what extends the library once a recipe, an option or a data set requires it."""
 ALIKE = 0.78
 """Similarity (of difflib) from which on an option is suggested for another: --lr for --leer, not --gate for --lrate."""
 END = """
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda:
 
     Args:
         argv: the words behind the command's name; None: those of the process.
-        extend: called before a command is loaded, to add to its options.
+        extend: called before a command is loaded, to add to its options; for `UNEXTENDED` ones if that is required.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
@@ -84,12 +86,20 @@ def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], A
     try:
         if (text := _help(words, extend)) is not None:
             return partial(print, text), set()
-        extend()
-        if words[0] in COMMANDS:
-            if words[0] != "train":
-                check_alone(words[0])
-            check_paths(_command(words[0]), words[1:])
-        command, bound = _bound(words)
+        if words[0] in COMMANDS and words[0] != "train":
+            check_alone(words[0])
+        if words[0] not in UNEXTENDED:
+            extend()
+            command, bound = _bound(words)
+        else:
+            from recast.lab.config.recipe import EXTENSIONS
+
+            EXTENSIONS.append(extend)
+            try:
+                command, bound = _bound(words)
+            except RecastError:
+                extend()
+                command, bound = _bound(words)
     except BaseException as error:  # a mistake, or a module of a command that cannot be imported
         return partial(_refuse, error), {"verbose"} & {word.removeprefix("--") for word in words}
     flags = {name for name in ("as_json", "quiet", "verbose") if bound.kwargs.get(f"output__{name}")}
@@ -122,6 +132,8 @@ def _bound(words: list[str]) -> tuple[Callable[..., Any], inspect.BoundArguments
     """Return the function of the words and its arguments. Raises RecastError for a mistake."""
     from cyclopts import CycloptsError
 
+    if words[0] in COMMANDS:
+        check_paths(_command(words[0]), words[1:])
     try:
         command, bound, _ = _app(words).parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -172,7 +184,7 @@ def _run(call: Callable[[], Any], name: str, verbose: bool) -> int:
     except KeyboardInterrupt as error:
         return 130 if later_process() else complain(name, str(error) or "interrupted", 130)  # the first process says it
     except BaseException as error:  # a user's module may raise SystemExit, GeneratorExit or a kind of its own
-        if isinstance(error, RecastError) and error.already_told:
+        if isinstance(error, RecastError) and error.is_reported:
             return 2
         if verbose:
             traceback.print_exception(error)

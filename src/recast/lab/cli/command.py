@@ -268,6 +268,8 @@ class Command:
         from cyclopts import App
 
         self.argv = argv
+        for part in self.parts.values():
+            vars(part).pop("options", None)  # papers may have added some
         return App(name=self.name, help=self.about, default_command=self, version_flags=[], help_flags=HELP)
 
     def help(self, argv: Sequence[str]) -> str:

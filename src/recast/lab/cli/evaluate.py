@@ -16,11 +16,11 @@ from recast.lab.cli.guard import complain
 from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import Options
 from recast.lab.config.types import Workers
+from recast.lab.evaluation.suites import METRICS, SUITES, base, is_of_class
 from recast.lab.folder.files import read_names
 from recast.lab.folder.names import CLASSES, REPORT
 from recast.lab.folder.records import Difference, Row
 from recast.lab.folder.run import RunFolder
-from recast.lab.suites import METRICS, SUITES, base, is_of_class
 from recast.lab.task import suites_of, task_named, task_of
 from recast.models.trust import follow_up, trusting
 
@@ -181,17 +181,15 @@ def _compare_files(
 def _suites_of(folder: Path) -> list[str]:
     """Return the default suites that make sense for a run."""
     recipe = RunFolder(folder).recipe()
-    fits = suites_of(task_of(recipe), only_default=True)
+    fits = suites_of(task_of(recipe.task), only_default=True)
     return [name for name in fits if recipe.model.in_chans is None or not SUITES[name].needs_rgb]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the arms that the recast one is compared with: not a parent that never learnt these classes."""
-    names = folder / CLASSES
-    classes = len(read_names(names)) if names.is_file() else 0
     run = RunFolder(folder)
-    untaught = run.why_untaught(run.recipe(), classes, rows)
-    return ("finetuned",) if untaught else ("parent", "finetuned")
+    no_baseline = run.why_no_baseline(run.recipe().model, len(run.read(CLASSES, read_names) or ()), rows)
+    return ("finetuned",) if no_baseline else ("parent", "finetuned")
 
 
 def format_arms(

@@ -27,14 +27,7 @@ EXAMPLES = """  recast explain runs/mine cat.jpg
 """
 
 
-def explain(
-    subject: str,
-    /,
-    *images: str,
-    trust: bool = False,
-    options: Typed[ExplainOptions],
-    output: Compute,
-) -> int:
+def explain(subject: str, /, *images: str, trust: bool = False, options: Typed[ExplainOptions], output: Compute) -> int:
     """Write one self-contained HTML page that shows where a network looks in an image. In layers with a query, click
     a pixel to see where every head looks. Attention pooling and class tokens have a map for each likely class or
     head. For a run, the page compares the predictions of the arms.

@@ -15,7 +15,6 @@ from recast.lab.folder.names import ANALYSIS, PLAN, WEIGHTS
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import read_records
-from recast.lab.recipe import functions_of
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up, is_function, trusting
 
@@ -151,7 +150,7 @@ def _measure(run: str, command: str, as_json: bool, data_dir: str | None) -> int
     """Measure the curve and print it."""
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.folder.files import read_json
-    from recast.lab.report.formats import head_labels, three_digits
+    from recast.lab.pages.formats import head_labels, three_digits
 
     how = {"command": command, "progress": sys.stderr.isatty(), "data_dir": data_dir}
     for error in evaluate_run(run, ["frontier"], **how).not_measured:  # type: ignore[arg-type]
@@ -168,7 +167,7 @@ def _measure(run: str, command: str, as_json: bool, data_dir: str | None) -> int
         closed = "" if line.head is None else f"{line.layer} {labels[line.layer][line.head]}"
         numbers = f"{line.heads:>10}{line.top1:>9.1f}{line.noise:>9.1f}{three_digits(line.ms):>9}"
         print(f"{line.model:<11}{numbers}   {closed}".rstrip())
-    functions = functions_of(RunFolder(run).recipe())
+    functions = RunFolder(run).recipe().functions
     fold_on = follow_up("fold", run, "--heads", str(max(line.heads for line in lines) // 2), functions=functions)
     print(f"{path}; next: {fold_on}, or another number of heads; {follow_up('report', run)}")
     return 0

@@ -111,7 +111,7 @@ def check_alone(command: str) -> None:
             f"only train shares its work among processes, and torchrun started {os.environ['WORLD_SIZE']}: start "
             f"{command} without torchrun"
         )
-        error.already_told = bool(later_process())  # by the first process
+        error.is_reported = bool(later_process())  # by the first process
         raise error
 
 

@@ -85,14 +85,7 @@ def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int
     return channels, *(defaults.size if defaults and img_size is None else parse_size(img_size or "224", "--img-size"))
 
 
-def plan(
-    model: str,
-    /,
-    *,
-    img_size: str | None = None,
-    network: Typed[Network],
-    output: Compute,
-) -> int:
+def plan(model: str, /, *, img_size: str | None = None, network: Typed[Network], output: Compute) -> int:
     """Show which layers of a model become attention, at what cost, and why the others do not. Nothing is changed.
 
     Args:

@@ -14,10 +14,10 @@ from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, print_json
 from recast.lab.cli.evaluate import compared_with, format_arms
 from recast.lab.config import OptimConfig
+from recast.lab.config.text import load_recipe
 from recast.lab.folder.files import locked
 from recast.lab.folder.names import PARENT, RECIPE, REPORT, WEIGHTS
 from recast.lab.folder.run import RunFolder
-from recast.lab.recipe import load_recipe
 from recast.models.trust import follow_up
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
@@ -27,12 +27,7 @@ EXAMPLES = """  recast quickstart
 """
 
 
-def quickstart(
-    *,
-    out: FilePath = "runs/quickstart",
-    seed: Seed = 0,
-    output: Compute,
-) -> int:
+def quickstart(*, out: FilePath = "runs/quickstart", seed: Seed = 0, output: Compute) -> int:
     """Which of three digits is the odd one out? A small ResNet learns to read single handwritten digits of
     scikit-learn. Its last stage is recast without changing one prediction. Then the recast network and the ResNet
     itself are trained on the question in the same way, measured, and compared in a report. This takes a few minutes on

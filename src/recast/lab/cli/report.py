@@ -11,11 +11,7 @@ EXAMPLES = """  recast report runs/mine
 """
 
 
-def report(
-    *runs: str,
-    out: FilePath | None = None,
-    output: Output,
-) -> int:
+def report(*runs: str, out: FilePath | None = None, output: Output) -> int:
     """Write one self-contained HTML page: verdict, three-arm tables with intervals, robustness against cost, curves,
     gates and spectra. Only files in the run folders are read: evaluate the runs first.
 

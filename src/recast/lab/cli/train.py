@@ -12,11 +12,12 @@ from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
 from recast.lab.config import Recipe
+from recast.lab.config.text import load_recipe, override
 from recast.lab.folder.names import CONTROL, METRICS_FILE, RECIPE
 from recast.lab.folder.records import ARMS
 from recast.lab.folder.run import RunFolder
-from recast.lab.recipe import functions_of, load_recipe, override
-from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
+from recast.lab.recipes import find_recipe, make_recipe, recipes, recipes_by_paper
+from recast.models.config import ModelConfig
 from recast.models.trust import check_trusted, follow_up, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
@@ -56,7 +57,12 @@ def train(
         resume: Run folder to continue; auto: continue the run in --out if there is one.
         trust: Allow code that the files name (pkg.module:function) to run.
     """
-    settings = _settings(recipe, _base(recipe, resume, out), config)
+    base = _base(recipe, resume, out)
+    settings = override(base, config.changes, config.name)
+    if settings.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
+        # weights that were given stand for those the recipe would fetch
+        settings = settings.replace(model=settings.model.replace(pretrained=False))
+    _check_weights(recipe, settings.model)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{settings.model.name.replace(':', '-')}")
     if resume == AUTO:
         resume = str(folder) if RunFolder(folder).is_run else None
@@ -75,36 +81,23 @@ def train(
         print(text, file=sys.stderr if output.as_json else None)
 
     with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust), config.named():
-        check_trusted(*functions_of(settings))
+        check_trusted(*settings.functions)
         run(settings, folder, resume=resume is not None, command=line, say=say)
     if later_process():
         return 0
     if output.as_json:
         print_json(_summary(folder))
     else:
-        evaluate = follow_up("evaluate", str(folder), functions=functions_of(settings))
+        evaluate = follow_up("evaluate", str(folder), functions=settings.functions)
         report = "" if settings.is_plain else f" && {follow_up('report', str(folder))}"
         print(f"{_arms(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
     return 0
 
 
-def _settings(name: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
-    """Return the recipe with the options that were typed.
-
-    Raises RecastError for settings that do not fit together, and for a fine-tuning from random weights.
-    """
-    settings = override(base, config.changes, config.name)
-    if settings.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
-        # weights that were given stand for those the recipe would fetch
-        settings = settings.replace(model=settings.model.replace(pretrained=False))
-    _check_weights(name, settings)
-    return settings
-
-
-def _check_weights(name: str | None, recipe: Recipe) -> None:
+def _check_weights(name: str | None, parent: ModelConfig) -> None:
     """Raise RecastError for a fine-tuning from random weights, a mistake that costs days."""
-    entry = RECIPES.get(name or "")
-    if entry is None or not entry.needs_weights or recipe.model.checkpoint or recipe.model.pretrained:
+    entry = recipes().get(name or "")
+    if entry is None or not entry.needs_weights or parent.checkpoint or parent.pretrained:
         return
     whose = f", those of {entry.after}: --checkpoint runs/{entry.after}/weights.safetensors" if entry.after else ""
     raise RecastError(f"recipe {name} starts from trained weights{whose or ': give --checkpoint FILE or --pretrained'}")
@@ -115,7 +108,7 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
     if resume in (None, AUTO):
         if name is None:
             raise RecastError("no recipe: give a name of docs/recipes.md, a recipe.yaml, or --resume RUN")
-        if name not in RECIPES and RunFolder(name).is_run:
+        if RunFolder(name).is_run and find_recipe(name) is None:
             raise RecastError(f"{name} is a run: continue it with --resume {name}, or repeat it from {name}/{RECIPE}")
         return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
     for other, value in (("RECIPE", name), ("--out", out)):
@@ -130,9 +123,9 @@ def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
     """Return the text and values of the recipe whose help is asked for; without one, the names of recipes."""
     if not words[0].startswith("-"):
         base = _base(words[0], None, None)
-        return f"{words[0]}: {RECIPES[words[0]].text}" if words[0] in RECIPES else COMMAND.about, base
+        return f"{words[0]}: {entry.text}" if (entry := find_recipe(words[0])) else COMMAND.about, base
     names = next(iter(recipes_by_paper().values()))
-    papers = f"docs/recipes.md lists {len(RECIPES) - len(names)} more, from papers"
+    papers = f"docs/recipes.md lists {len(recipes()) - len(names)} more, from papers"
     more = f"Recipes ({papers}; recast train RECIPE --help shows their values):\n  {', '.join(names)}"
     return f"{COMMAND.about}\n\n{more}", None
 
@@ -142,14 +135,14 @@ COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
 
 def _arms(out: Path) -> str:
     """Return the validation results of every arm as text. The parent is epoch 0 of the control arm."""
-    from recast.lab.suites import METRICS
+    from recast.lab.evaluation.suites import METRICS
     from recast.lab.task import task_of
     from recast.lab.training.metrics import read_metrics
 
     recipe = RunFolder(out).recipe()
-    metric = task_of(recipe).main[1]
+    metric = task_of(recipe.task).main[1]
     trained, control = (read_metrics(folder / METRICS_FILE) for folder in (out, out / CONTROL))
-    before = "Parent before training" if RunFolder(out).has_new_parent(recipe) else "Parent"
+    before = "Parent before training" if RunFolder(out).has_new_parent(recipe.model) else "Parent"
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]

@@ -105,7 +105,7 @@ def _check_unseen(images: Data, checkpoint: Path, say: Callable[[str], object]) 
         return
     try:
         recipe = RunFolder(folder).recipe()
-        data = load_data(recipe.data, labels=recipe.labels, in_chans=recipe.model.in_chans)
+        data = load_data(recipe.data, grouping=recipe.grouping, in_chans=recipe.model.in_chans)
     except RecastError as error:
         say(f"cannot tell which images {folder} was trained on ({error})")
         return

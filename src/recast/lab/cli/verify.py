@@ -48,9 +48,9 @@ def verify(
     output: Compute,
 ) -> int:
     """Recast a model and compare it with its parent on random images or those of a data set. In a network with random
-    weights, scales of zero and one are replaced first, so that every layer affects the outputs. As a control, two heads
-    of one layer are swapped, or the query of attention pooling is moved: if this changes nothing, the comparison is
-    inconclusive. Exit code 1: not the same function, or inconclusive.
+    weights, scales of zero and one are replaced first, so that every layer affects the outputs. As a control, one layer
+    is changed: its attention is added, two of its heads are swapped, or the query of its pooling is moved. If this
+    changes nothing, the comparison is inconclusive. Exit code 1: not the same function, or inconclusive.
 
     Args:
         model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or
@@ -68,8 +68,8 @@ def verify(
 
     import torch
 
-    from recast.lab.device import choose_device
-    from recast.lab.scales import randomize_scales_
+    from recast.lab.data.device import choose_device
+    from recast.surgery.scales import randomize_scales_
 
     torch.manual_seed(seed)
     place = choose_device(device)
@@ -125,7 +125,7 @@ def _images(data: Data | None, number: int, shape: tuple[int, int, int]) -> Tens
     """Return images of a data set, or random ones of a shape."""
     import torch
 
-    from recast.lab.device import check_memory
+    from recast.lab.data.device import check_memory
 
     if data is not None:
         number, shape = min(number, len(data.val)), (len(data.mean), data.test_size, data.test_size)

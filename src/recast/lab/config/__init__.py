@@ -5,7 +5,7 @@ A `Recipe` is complete: written to `recipe.yaml`, it replays the run.
 
 from __future__ import annotations
 
-from recast.lab.config.inputs import Augmentation, AugmentConfig, Crop, DataConfig, ImagesConfig, LabelsConfig
+from recast.lab.config.inputs import Augmentation, AugmentConfig, Crop, DataConfig, ImagesConfig
 from recast.lab.config.recipe import Freeze, OptimConfig, PaperConfig, Recipe, RegularizationConfig
 from recast.lab.config.schedules import ScheduleConfig
 from recast.lab.config.tasks import ClassifyConfig, TaskConfig
@@ -18,7 +18,6 @@ __all__ = [
     "DataConfig",
     "Freeze",
     "ImagesConfig",
-    "LabelsConfig",
     "OptimConfig",
     "PaperConfig",
     "Recipe",

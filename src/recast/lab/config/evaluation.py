@@ -49,8 +49,8 @@ class Options(Config):
     """Test sizes: 160 or 128x192 (height x width). None: sizes around the data's own."""
     neighbours: Annotated[tuple[Count, ...], MinLen(1), AfterValidator(_once)] = (1, 5, 10, 20)
     """Numbers of neighbours k of the suite knn."""
-    labels: Literal["fine", "coarse"] | None = None
-    """Labels of the suites knn and retrieval. None: those that the run was trained with."""
+    labels: str | None = None
+    """Labels of the suites knn and retrieval, as in training. None: those that the run was trained with."""
     sets: FilePath | None = None
     """Folder that holds imagenet-c/, imagenet-a/ ... None: $RECAST_DATA."""
     test_mode: Literal["square", "whole"] = "square"

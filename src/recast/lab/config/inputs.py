@@ -22,6 +22,8 @@ def ordered(values: tuple[float, float]) -> tuple[float, float]:
 FromData = BeforeValidator(lambda value: "data" if value in (["data"], ("data",)) else value)
 """Validator of numbers or the word data, which the command line gives as a list of one word."""
 Crop = Literal["none", "pad", "random", "simple"]
+SOURCES = ("digits", "one_digit", "odd_digit", "folder", "csv", "zip", "cifar10", "cifar100", "imagenet")
+"""Values of `ImagesConfig.name` besides torch/NAME, hfds/NAME and the `TaskConfig.data_sets` of tasks."""
 FORMATS = ("folder", "zip", "csv", "csv_multilabel", "masks", "coco")
 """Values of `ImagesConfig.name` that name a format, not a data set."""
 EMBEDDED = {
@@ -32,6 +34,11 @@ EMBEDDED = {
     "scene_objects": "coco",
 }
 """Values that name images of the package → the format of own images for the same task."""
+
+
+def is_of_lab(name: str) -> bool:
+    """Return True for a data set that needs no paper."""
+    return name in (*SOURCES, "csv_multilabel") or "/" in name
 
 
 class ImagesConfig(Config):
@@ -109,23 +116,6 @@ class DataConfig(ImagesConfig):
     """Images per update, over all processes and accumulated parts."""
     workers: Annotated[Workers, MayChange()] = 0
     """Loader processes per training process. 0 is fastest for small images held in memory."""
-
-
-class LabelsConfig(Config):
-    """Fine labels, or labels of coarse classes that group them"""
-
-    labels: Annotated[Literal["fine", "coarse"], Rare()] = "fine"
-    """Training labels. fine: the data's own classes. coarse: coarse classes, each a group of fine ones."""
-    coarse_file: Annotated[FilePath | None, Rare()] = None
-    """CSV with the columns fine and coarse, one line per fine class. None: CIFAR-100's 20 superclasses, or `rank`."""
-    rank: Annotated[Literal["kingdom", "phylum", "class", "order", "family", "genus"] | None, Rare()] = None
-    """Taxonomic rank that defines the coarse classes, from the class names of iNaturalist."""
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        if None not in (self.coarse_file, self.rank):
-            raise clash("`coarse_file` and `rank` both say what the coarse classes are; drop one of them")
-        return self
 
 
 class AugmentConfig(Config):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, model_validator
 
 from recast.config import EXTENDED, Config, Count, CountOrZero, NotNegative, Positive, Rare, Sections, Seed, clash
-from recast.lab.config.inputs import Augmentation, AugmentConfig, DataConfig, LabelsConfig
+from recast.errors import RecastError
+from recast.lab.config.inputs import Augmentation, AugmentConfig, DataConfig
 from recast.lab.config.schedules import AtOnce, Before, Listed, Never, ScheduleConfig
 from recast.lab.config.tasks import ClassifyConfig, NoTeacher, TaskConfig, TeacherConfig
 from recast.lab.config.types import BelowOne, MayChange, Share, Words
@@ -16,7 +18,7 @@ from recast.layers.pool_config import NoPool, PoolConfig
 from recast.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Freeze = Literal["none", "batch_norm", "trunk", "all_but_attention", "all_but_batch_norm"]
 Off = BeforeValidator(lambda word: "off" if word is False else word)
@@ -81,6 +83,14 @@ class RegularizationConfig(Config):
     BatchNorm keeps its statistics, dropout stays on."""
 
 
+class Groups(NamedTuple):
+    """Groups of the classes of a data set."""
+
+    of: Tensor
+    """(classes,) int64: the group of every class."""
+    names: list[str]
+
+
 class PaperConfig(Config):
     """Base of the settings that only one paper needs: `papers.NAME` of a recipe, where NAME is `section` of the class.
 
@@ -88,6 +98,10 @@ class PaperConfig(Config):
     """
 
     section: ClassVar[str]
+    groups_classes: ClassVar[bool] = False
+    """True if `groups` may return some."""
+    files: ClassVar[Mapping[str, str]] = {}
+    """Fields that name a file → the name of its copy in a run folder."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -96,6 +110,19 @@ class PaperConfig(Config):
 
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for settings of the recipe that contradict these."""
+
+    def groups(self, data: str, classes: list[str]) -> Groups | None:
+        """Return the groups of the classes of a data set; None without any."""
+        return None
+
+    @property
+    def learns_groups(self) -> bool:
+        """True if the labels of the training are the groups, not the classes."""
+        return False
+
+    def with_labels(self, labels: str | None) -> Self:
+        """Return these settings with other labels; None: those of classes. Raises RecastError for unknown ones."""
+        raise RecastError(f"labels={labels}: no settings of this recipe group classes; drop it")
 
     def check_trained(self) -> None:
         """Raise RecastError for settings that would overwrite trained weights."""
@@ -112,6 +139,14 @@ class PaperConfig(Config):
 
 PAPERS: dict[str, type[PaperConfig]] = {}
 """Settings of papers by their `section`."""
+EXTENSIONS: list[Callable[[], object]] = []
+"""Functions that add settings, tasks and recipes of papers. They are called once a name is missing without them."""
+
+
+def extend() -> None:
+    """Call the `EXTENSIONS`."""
+    while EXTENSIONS:
+        EXTENSIONS.pop()()
 
 
 class Recipe(Config):
@@ -186,9 +221,25 @@ class Recipe(Config):
         return getattr(self.task, "teacher", NoTeacher())
 
     @property
-    def labels(self) -> LabelsConfig:
-        """The labels that images are trained with."""
-        return next((paper for paper in self.papers.values() if isinstance(paper, LabelsConfig)), LabelsConfig())
+    def functions(self) -> tuple[str | None, str | None]:
+        """The names of model and teacher, which may be functions of the user."""
+        return self.model.name, getattr(self.teacher, "teacher_model", None)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the recipe as a file holds it."""
+        return self.model_dump(mode="json")
+
+    def sized(self) -> Self:
+        """Return the recipe with the image size that the network is built for, unless it has one."""
+        if self.data.img_size is not None or self.model.input_size is None:
+            return self
+        return self.replace(data=self.data.replace(img_size=self.model.input_size))
+
+    @property
+    def grouping(self) -> PaperConfig:
+        """The settings that group classes, by default those of the paper that can."""
+        papers = (*self.papers.values(), *(paper() for paper in PAPERS.values()))
+        return next((paper for paper in papers if paper.groups_classes), PaperConfig())
 
     @property
     def augmentation(self) -> Augmentation:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from recast.lab.data.loading import Loader
-from recast.lab.data.sources import Data, load_data
+from typing import TYPE_CHECKING
 
-__all__ = ["Data", "Loader", "load_data"]
+from recast.lab.plugins import public_names
+
+if TYPE_CHECKING:
+    from recast.lab.data.loading import Loader as Loader
+    from recast.lab.data.sources import Data as Data
+    from recast.lab.data.sources import load_data as load_data
+
+__getattr__ = public_names(__name__, {"Data": "sources", "Loader": "loading", "load_data": "sources"})

@@ -26,7 +26,7 @@ from recast.lab.config import Augmentation
 from recast.lab.data.augment import crop_and_flip
 from recast.lab.data.images import (
     ARRAYS,
-    BITS,
+    BIT_DEPTH,
     FORMAT,
     PALETTE,
     SAMPLES,
@@ -36,8 +36,8 @@ from recast.lab.data.images import (
     crop_fraction,
     decode_errors,
     opened,
-)  # fmt: skip
-from recast.lab.optional import optional_package
+)
+from recast.lab.plugins import optional_package
 from recast.reading import check_member, check_unpacked
 
 BICUBIC = v2.InterpolationMode.BICUBIC
@@ -141,7 +141,7 @@ def _is_picture(source: str | IO[bytes], name: str) -> bool:
     """Return True for a TIFF of one page of unsigned bytes, which Pillow reads as other pictures."""
     with suppress(RecastError), opened(source, name) as image:
         tags, bands = getattr(image, "tag_v2", {}), len(image.getbands())
-        is_bytes = max(tags.get(BITS, (8,))) <= 8 and set(tags.get(FORMAT, (1,))) == {1}
+        is_bytes = max(tags.get(BIT_DEPTH, (8,))) <= 8 and set(tags.get(FORMAT, (1,))) == {1}
         return is_bytes and tags.get(SAMPLES, bands) == bands and getattr(image, "n_frames", 1) == 1
     return False
 

@@ -23,18 +23,16 @@ from recast.errors import RecastError
 from recast.lab.config import Augmentation, Crop
 from recast.lab.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.lab.data.bands import band_transform, bands_of, open_bands
+from recast.lab.data.device import check_memory
 from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.device import check_memory
+from recast.models.register import IMAGENET
 
 SIZED = 15
 """Number of images whose sizes are read to choose `img_size`."""
 
 MAX_BAD = 100
 """Number of unreadable images in a row that stops a run: the disk is missing, not a few files broken."""
-
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Mean and standard deviation of R, G, B in [0, 1] pixels."""
 
 
 class LabelledImages(Dataset[tuple[Tensor, Any]]):

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from recast.lab.config import DataConfig
 from recast.lab.data.datasets import ImageTensors, RawData
+from recast.lab.data.device import check_memory
 from recast.lab.data.seeding import choose_balanced
-from recast.lab.device import check_memory
-from recast.lab.optional import optional_package
+from recast.lab.plugins import optional_package
 
 NUM_VAL = 500
 """Number of held-out digits, stratified; the other 1,297 are for training."""

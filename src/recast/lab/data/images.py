@@ -36,7 +36,7 @@ TOOLS = frozenset(
 SIXTEEN_BIT = ("PNG", "PPM")
 """Formats whose 16-bit pixels Pillow may open as 32-bit integers."""
 
-BITS, PHOTOMETRIC, SAMPLES, FORMAT = 258, 262, 277, 339
+BIT_DEPTH, PHOTOMETRIC, SAMPLES, FORMAT = 258, 262, 277, 339
 """Tags of a TIFF: bits of every band, meaning of its numbers, number of bands, kind of numbers (1: unsigned)."""
 WHITE_IS_ZERO, PALETTE = 0, 3
 """Meanings of the numbers of a TIFF."""
@@ -133,7 +133,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         raise RecastError(f"32-bit pixels (mode {image.mode}) have no defined white level; convert to 8 bits")
     if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips at 255 instead of scaling
         tags = getattr(image, "tag_v2", {})
-        white = 2 ** tags.get(BITS, (16,))[0] - 1  # Pillow opens 12 bits of a TIFF as 16
+        white = 2 ** tags.get(BIT_DEPTH, (16,))[0] - 1  # Pillow opens 12 bits of a TIFF as 16
         grey = np.asarray(image).astype(np.float32) * np.float32(255 / white)
         if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts 8 bits
             grey = 255 - grey

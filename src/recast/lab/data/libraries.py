@@ -19,11 +19,12 @@ from torchvision import datasets as vision
 from recast.errors import RecastError, first_line, suggest
 from recast.lab.config import DataConfig
 from recast.lab.data.bands import bands_of, open_bands
-from recast.lab.data.datasets import IMAGENET, ImageFiles, RawData
+from recast.lab.data.datasets import ImageFiles, RawData
 from recast.lab.data.folders import data_dir
 from recast.lab.data.images import PHOTO, decode_errors, open_image, to_rgb
 from recast.lab.data.parts import choose_parts, parts_note
-from recast.lab.optional import optional_package
+from recast.lab.plugins import optional_package
+from recast.models.register import IMAGENET
 
 NORMS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),

@@ -23,9 +23,6 @@ from recast.errors import RecastError, first_line
 from recast.lab.data.datasets import MAX_BAD, LabelledImages
 from recast.lab.data.seeding import balanced_epoch, epoch_order, mix_seed
 
-WHOLE_VIEWS = 2
-"""Number of views at full size, before the smaller ones of `Loader.local`."""
-
 
 class Loaded(NamedTuple):
     """A process's share of a batch, with the names of unreadable images."""
@@ -64,10 +61,6 @@ class Loader:
     repeats: int = 1
     """Repeated augmentation (Hoffer et al. 2020, as in DeiT): number of copies of each shuffled image, in a row; the
     epoch is cut to the size of the data set."""
-    views: int = 1
-    """Number of augmentations of each image; with more than one, batches are (B, views, C, S, S)."""
-    local: LabelledImages | None = None
-    """The same images, cut smaller: the source of views after the second (DINO's multi-crop)."""
     balanced: bool = False
     """Show every class equally often: images of rare ones several times in an epoch, of others some."""
     drop_last: bool = False
@@ -136,7 +129,7 @@ class Loader:
         if self.dataset.augment is not None:
             seeds = [mix_seed("augment", self.shuffle_seed, self.epoch, position) for position in positions]
         try:
-            return self._load(indices, seeds)
+            return Loaded(*self.dataset.batch(indices, seeds))
         except RecastError:
             if self.bad_image == "stop":
                 raise
@@ -146,7 +139,7 @@ class Loader:
             for candidate in range(index, index + tries):
                 candidate %= len(self.dataset)
                 try:
-                    readable.append(self._load([candidate], [seed])[:2])
+                    readable.append(self.dataset.batch([candidate], [seed]))
                     break
                 except RecastError as error:
                     reason = error
@@ -156,17 +149,6 @@ class Loader:
                     raise RecastError(f"{tries} images in a row cannot be read; the last: {reason}")
         images, labels = zip(*(readable or [NOTHING[:2]]), strict=True)
         return Loaded(torch.cat(images), self.dataset.joined(labels) if readable else labels[0], bad)
-
-    def _load(self, indices: Sequence[int], seeds: Sequence[int]) -> Loaded:
-        """Load images and labels; every view has its own seeds, the first view those of a single one."""
-        images, labels = self.dataset.batch(indices, seeds)
-        if self.views == 1:
-            return Loaded(images, labels)
-        batches = [images]
-        for view in range(1, self.views):
-            source = self.dataset if view < WHOLE_VIEWS or self.local is None else self.local
-            batches.append(source.batch(indices, [mix_seed("view", view, seed) for seed in seeds])[0])
-        return Loaded(torch.stack(batches, 1), labels)
 
 
 def _ignore_signals(_worker: int) -> None:

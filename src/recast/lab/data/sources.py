@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, listed, suggest
-from recast.lab.config import Augmentation, DataConfig, LabelsConfig, Recipe, TaskConfig
+from recast.lab.config import Augmentation, DataConfig, Recipe, TaskConfig
+from recast.lab.config.inputs import SOURCES, is_of_lab
+from recast.lab.config.recipe import Groups, PaperConfig, extend
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
-from recast.lab.data.coarse import Coarse, coarse_classes
-from recast.lab.data.datasets import IMAGENET, SIZED, ImageFiles, LabelledImages, RawData
+from recast.lab.data.datasets import SIZED, ImageFiles, LabelledImages, RawData
 from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
 from recast.lab.data.images import bits_of, opened
@@ -28,6 +29,7 @@ from recast.lab.data.seeding import choose_balanced, choose_fraction, choose_str
 from recast.lab.data.table import find_csv
 from recast.lab.plugins import FINDERS, plugged
 from recast.models.build import InputDefaults, input_defaults
+from recast.models.register import IMAGENET
 
 MEASURED = 2048
 """Number of images that mean and deviation are measured on."""
@@ -46,8 +48,10 @@ class Data:
     std: tuple[float, ...]
     img_size: int
     """Side of the training images in pixels."""
-    coarse: Coarse | None = None
-    """The coarse classes of `classes`; None if there are none, or the labels are coarse."""
+    groups: Groups | None = None
+    """Groups of the `classes`; None if there are none, or if these are the groups."""
+    is_relabelled: bool = False
+    """True if the labels are others than those that a network was trained with."""
     bad_images: tuple[str, ...] = ()
     """Skipped images of an archive that could not be decoded (`bad_image: skip`)."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -72,6 +76,17 @@ class Data:
     def normalised(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Normalise pixels (B, C, H, W) on a device."""
         return normalize(pixels.to(device), list(self.mean), list(self.std))
+
+    def some(
+        self, part: LabelledImages, count: int, config: DataConfig, seed: int, device: torch.device, whole: bool = False
+    ) -> Iterator[Tensor]:
+        """Yield `count` images in the order of a seed, normalised, in batches; `whole`: the last one uncut."""
+        size, missing = min(config.batch_size, 128), count
+        for images, _ in Loader(part, size, shuffle_seed=seed, bad_image=config.bad_image):
+            yield self.normalised(images if whole else images[:missing], device)
+            missing -= len(images)
+            if missing <= 0:
+                return
 
     def check_logits(
         self, logits: object, images: int, of: str = "the model", remedy: str = "set model.num_classes"
@@ -146,13 +161,10 @@ def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
     return data
 
 
-FINE = LabelsConfig()
-"""The labels of the data set itself."""
-
-
 def load_data(
-    config: DataConfig, augment: Augmentation | None = None, labels: LabelsConfig = FINE, in_chans: int | None = None
-) -> Data:
+    config: DataConfig, augment: Augmentation | None = None, grouping: PaperConfig | None = None,
+    in_chans: int | None = None,
+) -> Data:  # fmt: skip
     """Load a data set by name.
 
     Subsets and splits are always the same: num_train is class-balanced, num_val has the class shares of all images.
@@ -160,7 +172,7 @@ def load_data(
     Args:
         config: name, folder, sizes and subsets.
         augment: of the training images; None: the defaults of the data set.
-        labels: the data set's own (fine) labels, or coarse ones.
+        grouping: settings that group classes (`Recipe.grouping`); the labels are the groups if it learns these.
         in_chans: number of bands of an image, also 3 and 1; None: RGB pictures.
 
     Returns:
@@ -175,6 +187,8 @@ def load_data(
         >>> len(data.train), len(data.val), data.img_size
         (1297, 500, 32)
     """
+    if not is_of_lab(config.name):
+        extend()
     prefix, slash, rest = config.name.partition("/")
     sources = [*_SOURCES, *(name for task in TaskConfig.members.values() for name in task.data_sets)]
     source = _LIBRARIES.get(prefix) if slash and rest else _SOURCES.get(config.name)
@@ -187,11 +201,11 @@ def load_data(
     notes = [*raw.notes] if in_chans else [*raw.notes, *_rgb_notes(raw.train or raw.val)]
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return assemble(config, augment, raw, labels, in_chans)
+    return assemble(config, augment, raw, grouping or Recipe().grouping, in_chans)
 
 
 def assemble(
-    config: DataConfig, augment: Augmentation | None, raw: RawData, labels: LabelsConfig, in_chans: int | None
+    config: DataConfig, augment: Augmentation | None, raw: RawData, grouping: PaperConfig, in_chans: int | None
 ) -> Data:
     """Return the `Data` made of a data set: hold out images, choose subsets, set sizes and augmentation.
 
@@ -207,7 +221,7 @@ def assemble(
     if in_chans is not None:
         train, val = train.banded(in_chans), val.banded(in_chans)
     classes = raw.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
-    coarse = coarse_classes(config.name, labels, classes)
+    groups = grouping.groups(config.name, classes)
     for part, images in (("training", train), ("validation", val)):
         _check_labels(images, classes, part)
     skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
@@ -232,28 +246,15 @@ def assemble(
         augment = replace(augment, auto_augment=None, color_jitter=0.0)
     train = train.augmented(resolve(augment, train.img_size, crop=raw.crop, flip=raw.flip))
     mean, std = _norm(config, raw, train if len(train) else val)
-    if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
-        train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
-        classes, coarse = coarse.names, None
+    if grouping.learns_groups and groups is not None:  # after the subsets, which are chosen by classes
+        train, val = (part.relabelled(groups.of[part.labels]) for part in (train, val))
+        classes, groups = groups.names, None
     options = ("img_size", "test_size", "mean", "std")
     given = {name: value for name in options if (value := getattr(config, name)) is not None}
     return Data(
-        raw.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), raw.kinds, in_chans, given,
-        is_held_out,
+        raw.name, train, val, classes, mean, std, train.img_size, groups, False, tuple(bad), raw.kinds, in_chans,
+        given, is_held_out,
     )  # fmt: skip
-
-
-def some_images(
-    part: LabelledImages, count: int, recipe: Recipe, data: Data, device: torch.device, whole: bool = False
-) -> Iterator[Tensor]:
-    """Yield `count` images in the order of the recipe's seed, normalised, in batches; `whole`: the last one uncut."""
-    size, missing = min(recipe.data.batch_size, 128), count
-    for images, _ in Loader(part, size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image):
-        images = images if whole else images[:missing]
-        yield data.normalised(images, device)
-        missing -= len(images)
-        if missing <= 0:
-            return
 
 
 def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -331,19 +332,7 @@ def _cifar(config: DataConfig) -> RawData:
     return find_archives(config, norm=NORMS[config.name]) or read_vision(config.name, data_dir(config))
 
 
-_SOURCES: dict[str, Callable[[DataConfig], RawData]] = {
-    "digits": find_digits,
-    "one_digit": find_canvases,
-    "odd_digit": find_canvases,
-    "folder": find_folder,
-    "csv": find_csv,
-    "zip": _zip,
-    "cifar10": _cifar,
-    "cifar100": _cifar,
-    "imagenet": find_folder,
-}
+_FINDERS = (find_digits, find_canvases, find_canvases, find_folder, find_csv, _zip, _cifar, _cifar, find_folder)
+_SOURCES: dict[str, Callable[[DataConfig], RawData]] = dict(zip(SOURCES, _FINDERS, strict=True))
 
-_LIBRARIES: dict[str, Callable[[DataConfig], RawData]] = {
-    "torch": find_in_torchvision,
-    "hfds": find_on_hub,
-}
+_LIBRARIES: dict[str, Callable[[DataConfig], RawData]] = {"torch": find_in_torchvision, "hfds": find_on_hub}

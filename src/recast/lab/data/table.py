@@ -24,7 +24,7 @@ from recast.lab.data.columns import (
     find_parts,
     order_classes,
     split_labels,
-)  # fmt: skip
+)
 from recast.lab.data.datasets import ImageFiles, LabelledImages, RawData
 from recast.lab.data.images import ARRAYS, PHOTO, is_hidden, is_image_name
 from recast.lab.data.parts import choose_parts, part_word, parts_note

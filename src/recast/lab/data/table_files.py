@@ -9,7 +9,7 @@ from typing import Any
 from recast.errors import RecastError, first_line, shown
 from recast.lab.data.images import is_image_name
 from recast.lab.folder.tables import Table, read_table
-from recast.lab.optional import optional_package
+from recast.lab.plugins import optional_package
 from recast.reading import check_file, check_unpacked, decode, read_bytes
 
 _LINE = re.compile(r"(\S.*?\.\w+) +([^\s,;][^\t]*)")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from recast.lab.config.evaluation import Options
-from recast.lab.evaluation.context import PixelModel
-from recast.lab.evaluation.runner import evaluate
-from recast.lab.folder.records import Row
+from typing import TYPE_CHECKING
 
-__all__ = ["Options", "PixelModel", "Row", "evaluate"]
+from recast.lab.config.evaluation import Options as Options
+from recast.lab.plugins import public_names
+
+if TYPE_CHECKING:
+    from recast.lab.evaluation.context import PixelModel as PixelModel
+    from recast.lab.evaluation.runner import evaluate as evaluate
+
+__getattr__ = public_names(__name__, {"PixelModel": "context", "evaluate": "runner"})

@@ -13,6 +13,8 @@ from recast.lab.config.evaluation import parse_size
 from recast.lab.data.datasets import ImageFiles, ImageTensors
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source
 from recast.lab.evaluation.derived_images import ResizedImages
+from recast.lab.evaluation.evaluators import evaluates
+from recast.lab.evaluation.stats import plain_mean
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Default sizes, relative to that of the data."""
@@ -31,6 +33,7 @@ def score_part(batch: Batch) -> Iterator[Score]:
     return batch.top1(f"top1/{batch.source.part}")
 
 
+@evaluates("clean", statistics={"loss": plain_mean})
 def score_clean(batch: Batch) -> Iterator[Score]:
     """Score top1, top5 and loss (cross-entropy)."""
     yield from score_top(batch)
@@ -61,6 +64,7 @@ def sources_resolution(context: Context) -> list[Source]:
     ]
 
 
+@evaluates("resolution", sources=sources_resolution)
 def score_resolution(batch: Batch) -> Iterator[Score]:
     """Score top1@HxW; a model that does not support a size is skipped with one warning."""
     size = batch.source.part

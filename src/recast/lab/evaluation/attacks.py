@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
 from recast.lab.evaluation.context import Batch, Score, loss_gradient
+from recast.lab.evaluation.evaluators import evaluates
 
 
 def pgd(
@@ -62,6 +63,7 @@ def pgd(
     return attacked
 
 
+@evaluates("fgsm", uses=("eps",))
 def score_fgsm(batch: Batch) -> Iterator[Score]:
     """Score top1@ε for every ε, and no_gradient: where ∇ₓ is zero, a failed attack does not show robustness."""
     yield from score_pgd(batch, Options(eps=batch.options.eps, steps=1))
@@ -69,6 +71,7 @@ def score_fgsm(batch: Batch) -> Iterator[Score]:
         yield Score(name, "no_gradient", (batch.gradient(name).flatten(1) == 0).all(1).float())
 
 
+@evaluates("pgd", uses=("eps", "steps"))
 def score_pgd(batch: Batch, options: Options | None = None) -> Iterator[Score]:
     """Score top1@ε for every ε. options: None takes those of the batch."""
     options = options or batch.options

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from recast.lab.data.seeding import draw_by_index
 from recast.lab.evaluation.context import Batch, Score
-from recast.lab.suites import SEVERITIES
+from recast.lab.evaluation.evaluators import evaluates
+from recast.lab.evaluation.suites import SEVERITIES
 
 
 def corrupt(images: Tensor, kind: str, severity: int, first_index: int = 0) -> Tensor:
@@ -94,13 +95,6 @@ CORRUPTIONS: dict[str, tuple[Callable[[Tensor, float, range], Tensor], tuple[flo
 """Function of (images, strength, indices), and its strengths by severity."""
 
 
-def score_basic(batch: Batch) -> Iterator[Score]:
-    """Score top1/KIND/SEVERITY."""
-    for kind in CORRUPTIONS:
-        for severity in SEVERITIES:
-            yield from batch.top1(f"top1/{kind}/{severity}", corrupt(batch.images, kind, severity, batch.first))
-
-
 def mean_over_corruptions(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return top1/mean over all kinds and severities, and top1/mean/SEVERITY over the kinds."""
     means = {
@@ -108,3 +102,11 @@ def mean_over_corruptions(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndar
         for s in SEVERITIES
     }
     return {**means, "top1/mean": np.mean(list(scores.values()), axis=0)}
+
+
+@evaluates("basic", derive=mean_over_corruptions)
+def score_basic(batch: Batch) -> Iterator[Score]:
+    """Score top1/KIND/SEVERITY."""
+    for kind in CORRUPTIONS:
+        for severity in SEVERITIES:
+            yield from batch.top1(f"top1/{kind}/{severity}", corrupt(batch.images, kind, severity, batch.first))

@@ -23,7 +23,7 @@ from recast.errors import first_line
 from recast.files import replaced
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.evaluation.context import Context, Score, Source
-from recast.lab.model_key import model_key
+from recast.lab.evaluation.model_key import model_key
 from recast.models.checksum import checksum
 from recast.reading import check_archive
 
@@ -64,8 +64,8 @@ class Cache:
         columns = None if source.columns is None else source.columns.tolist()
         images = [self._images(images) for images in (source.images, *source.depends)]
         content = [SCORES_VERSION, suite, options, self.context.dataset(suite), source.part, columns, images]
-        if (coarse := self.context.data.coarse) is not None:
-            content += [coarse.of.tolist(), coarse.names]
+        if (groups := self.context.data.groups) is not None:
+            content += [groups.of.tolist(), groups.names]
         scores = {}
         for name, weights in self.weights.items():
             key = hashlib.sha256(repr((*content, weights)).encode()).hexdigest()

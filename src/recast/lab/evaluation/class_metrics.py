@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source
+from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.evaluation.stats import known_mean, ratio
 
 MOST_CLASSES = 200
@@ -27,13 +28,6 @@ def sources_classes(context: Context) -> list[Source]:
     return [context.validation]
 
 
-def score_classes(batch: Batch) -> Iterator[Score]:
-    """Keep the probabilities and the label of every image."""
-    for name in batch.models:
-        probabilities = batch.logits(name).double().softmax(1)
-        yield Score(name, "classes", torch.cat([probabilities, batch.labels[:, None]], 1))
-
-
 def pool_classes(context: Context, metric: str, scores: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
     """Return balanced accuracy, macro F1 and the mean AUROC of one class against the others."""
     probabilities, numbers = scores[:, :-1], np.arange(scores.shape[1] - 1)
@@ -41,6 +35,14 @@ def pool_classes(context: Context, metric: str, scores: np.ndarray, counts: np.n
     recall, f1 = recall_and_f1(positive, predicted, counts)
     _, auroc = ranked(probabilities, positive, counts)
     return {name: 100 * known_mean(values) for name, values in (("balanced", recall), ("f1", f1), ("auroc", auroc))}
+
+
+@evaluates("classes", sources=sources_classes, pool=pool_classes)
+def score_classes(batch: Batch) -> Iterator[Score]:
+    """Keep the probabilities and the label of every image."""
+    for name in batch.models:
+        probabilities = batch.logits(name).double().softmax(1)
+        yield Score(name, "classes", torch.cat([probabilities, batch.labels[:, None]], 1))
 
 
 def recall_and_f1(positive: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
-from recast.lab.scales import recalibrate_batch_norm_
 from recast.layers.cmhsa import GatedLayer, gated_layers
 from recast.layers.gpsa import GPSA, LAMBDA_WITHOUT_CONTENT
 from recast.modes import in_eval
+from recast.surgery.scales import recalibrate_batch_norm_
 
 TRIED = 4
 """Heads whose closing is measured before one of them is chosen."""

@@ -16,7 +16,7 @@ from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.seeding import choose_stratified
-from recast.lab.suites import SUITES
+from recast.lab.evaluation.suites import SUITES
 from recast.tracing.outputs import answer_of
 
 Images = TypeVar("Images", bound=LabelledImages)
@@ -92,7 +92,7 @@ class Context:
     device: torch.device
     options: Options = Options()
     workers: int = 0
-    untaught: frozenset[str] = frozenset()
+    with_new_classifier: frozenset[str] = frozenset()
     """Models with a new, untrained classifier, whose predictions are meaningless."""
     store: dict[Any, Any] = field(default_factory=dict)
     """Results that a suite stores between batches, such as features of the training images."""

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.lab.evaluation.context import Context
+from recast.lab.evaluation.evaluators import evaluates
 from recast.tracing.cost import count_parameters
 from recast.tracing.timing import time_models
 
@@ -32,6 +33,7 @@ def count_macs(model: nn.Module, image: Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
+@evaluates("cost", "measure")
 def measure_cost(context: Context) -> Iterator[tuple[str, str, float, int]]:
     """Measure parameters, macs (of one image), images_per_second (median) and peak_memory for at most 32 images."""
     images = next(context.batches()).images[:BATCH_SIZE]

@@ -13,11 +13,12 @@ from recast.lab.data import Data, Loader
 from recast.lab.evaluation.basic_corruptions import corrupt
 from recast.lab.evaluation.closing import batches_of, closing_, heads_left
 from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Source, is_correct, sampled
+from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.tables import Table
-from recast.lab.scales import recalibrate_batch_norm_
 from recast.layers.cmhsa import gated_layers
 from recast.surgery.folding.model import fold_
+from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.timing import time_models
 
 CHOSEN_ON = 512
@@ -31,6 +32,7 @@ SEVERITY = 3
 """Severity of the Gaussian noise of suite `basic`."""
 
 
+@evaluates("frontier", "tabulate")
 def tabulate_frontier(context: Context) -> Table:
     """Return one row per network, and one per head closed in the recast one.
 

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.evaluation.accuracy import score_part
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions
 from recast.lab.evaluation.context import Context, NotMeasured, Source
 from recast.lab.evaluation.derived_images import DerivedImages
-from recast.lab.optional import optional_package
-from recast.lab.suites import CATEGORIES, SEVERITIES
+from recast.lab.evaluation.evaluators import evaluates
+from recast.lab.evaluation.suites import CATEGORIES, SEVERITIES
+from recast.lab.plugins import optional_package
 
 KINDS = tuple(kind for kinds in CATEGORIES.values() for kind in kinds)
 MIN_SIDE = 32
@@ -108,3 +110,6 @@ def mean_corruption_error(errors: Mapping[str, np.ndarray]) -> np.ndarray:
     errors: arrays of errors per image give the share of each image.
     """
     return np.mean([errors[kind] / alexnet for kind, alexnet in ALEXNET_ERRORS.items()], axis=0)
+
+
+evaluates("corruptions", sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",))(score_part)

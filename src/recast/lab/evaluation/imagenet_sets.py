@@ -24,8 +24,11 @@ from recast.errors import RecastError, listed
 from recast.lab.data import Data
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.images import is_image_name, open_image, opened
+from recast.lab.evaluation.accuracy import score_part, score_top
 from recast.lab.evaluation.context import Context, NotMeasured, Source, sampled
-from recast.lab.suites import CATEGORIES, SEVERITIES, SUITES
+from recast.lab.evaluation.evaluators import evaluates
+from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions
+from recast.lab.evaluation.suites import CATEGORIES, SEVERITIES, SUITES
 
 SETS = {
     "imagenet-a": ("imagenet_a", "imagenet-a"),
@@ -205,3 +208,18 @@ def sources_imagenet_c(context: Context) -> list[Source]:
         Source(replace(base, read=partial(read_unresized, folder, side), where=f"imagenet-c {folder}"), part)
         for part, folder in folders.items()
     ]
+
+
+def check_classes_of(suite: str, data: Data) -> None:
+    """Raise NotMeasured for data of other classes than those of a suite."""
+    outputs_of(data, imagenet_wnids(*SETS.get(suite, ())[:1]), suite)
+
+
+for _suite in list(SETS)[:3]:
+    _sources = partial(sources_of_set, suite=_suite)
+    evaluates(_suite, sources=_sources, check=partial(check_classes_of, _suite))(score_top)
+evaluates("imagenet-real", sources=sources_real, check=partial(check_classes_of, "imagenet-real"))(score_top)
+evaluates(
+    "imagenet-c", sources=sources_imagenet_c, derive=partial(means_over_corruptions, with_mce=True),
+    check=partial(check_classes_of, "imagenet-c"),
+)(score_part)  # fmt: skip

@@ -19,6 +19,7 @@ from recast.lab.data import Data
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.lab.evaluation.derived_images import ResizedImages
+from recast.lab.evaluation.evaluators import evaluates
 from recast.models.adapt import classifiers
 from recast.tracing.hooks import captured_inputs, named
 
@@ -99,6 +100,7 @@ def sources_knn(context: Context) -> list[Source]:
     return [replace(context.validation, depends=(bank_images(data),))]
 
 
+@evaluates("knn", sources=sources_knn, uses=("neighbours",), takes_other_labels=True)
 def score_knn(batch: Batch) -> Iterator[Score]:
     """Score top1@K for every k. Raises RecastError for a k above the number of training images."""
     ks, count = batch.options.neighbours, len(batch.source.depends[0])
@@ -121,8 +123,8 @@ def bank_images(data: Data) -> LabelledImages:
 
 def unit_features(context: Context, model: nn.Module, images: Tensor) -> Tensor:
     """Return `features` of length 1."""
-    # with both coarse and fine classes, the number of outputs is not known
-    is_known = context.options.labels is None and context.data.coarse is None
+    # with groups of classes, or other labels than those of the training, the number of outputs is not known
+    is_known = context.data.groups is None and not context.data.is_relabelled
     return F.normalize(features(model, images, len(context.data.classes) if is_known else None), dim=1)
 
 

@@ -14,19 +14,19 @@ from recast.errors import RecastError
 from recast.files import require
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
+from recast.lab.data.device import surroundings
 from recast.lab.data.sources import without_unreadable
-from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context
+from recast.lab.evaluation.evaluators import check_data, check_suites, evaluator, passes
+from recast.lab.evaluation.image_values import write_images
 from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
-from recast.lab.evaluation.suites import check_data, check_suites, evaluator, passes
 from recast.lab.folder.files import locked, read_json, write_json
-from recast.lab.folder.image_values import write_images
 from recast.lab.folder.names import ANALYSIS, DIFFERENCES, PROVENANCE, ROWS, SCORES
 from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.folder.run import RunFolder
-from recast.lab.folder.tables import read_records, write_table
-from recast.lab.open import OpenRun, check_same, data_of, open_run
+from recast.lab.folder.tables import write_table
+from recast.lab.open import OpenRun, check_same, data_of_recipe, open_run
 from recast.lab.task import task_named
 
 
@@ -68,7 +68,7 @@ def evaluate_run(
                 data = without_unreadable(data, "train")
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
-            untaught=frozenset({"parent"} if RunFolder(folder).has_new_parent(run.recipe) else ()),
+            with_new_classifier=frozenset({"parent"} if RunFolder(folder).has_new_parent(run.recipe.model) else ()),
         )
         scores, results = folder / SCORES, Results()
         # suites that share a pass are measured together, and each group is written when it is finished
@@ -86,8 +86,7 @@ def _check_files(folder: Path) -> None:
     """Raise RecastError for files that results cannot be added to, before anything is measured."""
     _provenance(folder)
     for name, kind in ((ROWS, Row), (DIFFERENCES, Difference)):
-        if (folder / name).is_file():
-            read_records(folder / name, kind)
+        RunFolder(folder).records(name, kind)
 
 
 def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
@@ -95,15 +94,15 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
 
     Raises RecastError for suites that need the labels of the training.
     """
-    trained = run.recipe.labels.labels
-    if options.labels in (None, trained):
+    trained = run.recipe.grouping
+    if options.labels is None or (grouping := trained.with_labels(options.labels)) == trained:
         return run.data
-    if others := [name for name in suites if "labels" not in evaluator(name).uses]:
+    if others := [name for name in suites if not evaluator(name).takes_other_labels]:
         raise RecastError(
-            f"{run.folder} was trained with {trained} labels: {others[0]} cannot be measured with "
+            f"{run.folder} was trained with other labels: {others[0]} cannot be measured with "
             f"labels={options.labels}; only knn and retrieval can"
         )
-    return data_of(run.recipe, options.labels)
+    return data_of_recipe(run.recipe, grouping)
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def _write(
     """
     content, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
     path, written = run.folder / ROWS, set()
-    older = read_records(path, Row) if path.is_file() else []
+    older = RunFolder(run.folder).records(ROWS, Row)
     for name in suites:
         rows = [row for row in results.rows if row.suite == name]
         if not rows and name not in results.tables:

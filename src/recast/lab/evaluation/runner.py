@@ -20,16 +20,16 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
+from recast.lab.data.device import choose_device
 from recast.lab.data.seeding import choose_stratified
-from recast.lab.device import choose_device
 from recast.lab.evaluation.cache import Cache, Scores
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
+from recast.lab.evaluation.evaluators import check_data, check_suites, evaluator
+from recast.lab.evaluation.image_values import ImageValues, Key
 from recast.lab.evaluation.stats import Compared
-from recast.lab.evaluation.suites import check_data, check_suites, evaluator
-from recast.lab.folder.image_values import ImageValues, Key
+from recast.lab.evaluation.suites import PER_CORRUPTION, SUITES
 from recast.lab.folder.records import Difference, Row
 from recast.lab.folder.tables import Table
-from recast.lab.suites import PER_CORRUPTION, SUITES
 from recast.modes import in_eval
 from recast.tracing.examples import check_weights
 
@@ -57,7 +57,7 @@ def evaluate(
         models: map normalised images (B, 3, H, W) to logits (B, classes), also as `output.logits` or the first of a
             tuple. A `PixelModel` has its own normalisation, other models that of `data`. Training flags and devices are
             restored; threads that evaluate one network at once must use one device.
-        suites: names of `recast.lab.suites.SUITES`.
+        suites: names of `recast.lab.evaluation.suites.SUITES`.
         data: its validation images are measured.
         run: name in the rows.
         cache: folder of per-image scores by weights, images and options, which are not computed again.

@@ -1,7 +1,7 @@
 """Values, intervals and paired differences of per-image scores. NumPy only.
 
 The value of a metric is θ = f(m), m = 1/n Σᵢ sᵢ the mean of the scores (n, k) over images, or a function of all images
-together. Its 95 % interval is `recast.lab.statistics.interval` of what each image contributes: its score if f is a
+together. Its 95 % interval is `lab.evaluation.intervals.interval` of what each image contributes: its score if f is a
 percentage or a mean, else θ + (n − 1)(θ̄ − θ₍₋ᵢ₎), where θ₍₋ᵢ₎ leaves image i out and θ̄ is their mean (the jackknife:
 Efron & Tibshirani 1993, ch. 11). Differences subtract the contributions to two arms image by image.
 """
@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from recast.lab.folder.image_values import ImageValues, over_seeds
+from recast.lab.evaluation.image_values import ImageValues, over_seeds
+from recast.lab.evaluation.intervals import Interval
+from recast.lab.evaluation.suites import METRICS, base
 from recast.lab.folder.records import Difference, Row
-from recast.lab.statistics import Interval
-from recast.lab.suites import METRICS, base
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """(..., k) means → (...) values."""

@@ -1,153 +1,220 @@
-"""Functions that measure each suite."""
+"""Names, options and metrics of the suites of `recast evaluate`, for command line, evaluation and report.
+
+This table has the suites of classification and of every task; a task registers its own (`recast.lab.task`), and papers
+add theirs. A suite names the module that measures it (`recast.lab.evaluation.evaluators`). Imports no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+import re
+from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from recast.errors import RecastError, suggest
-from recast.lab.analysis.cka import tabulate_cka
-from recast.lab.analysis.fourier import tabulate_fourier
-from recast.lab.data import Data
-from recast.lab.evaluation import accuracy, attacks
-from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
-from recast.lab.evaluation.class_metrics import pool_classes, score_classes, sources_classes
-from recast.lab.evaluation.context import Batch, Context, Score, Source, sampled
-from recast.lab.evaluation.cost import measure_cost
-from recast.lab.evaluation.frontier import tabulate_frontier
-from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
-from recast.lab.evaluation.imagenet_sets import (
-    SETS,
-    imagenet_wnids,
-    outputs_of,
-    sources_imagenet_c,
-    sources_of_set,
-    sources_real,
-)
-from recast.lab.evaluation.knn import score_knn, sources_knn
-from recast.lab.evaluation.retrieval import score_retrieval
-from recast.lab.evaluation.stats import Statistic, plain_mean
-from recast.lab.folder.tables import Table
-from recast.lab.suites import SUITES
-from recast.lab.task import suites_of, task_named
-
-IMAGES = 500
-"""Default number of validation images of an analysis: curves change little with more."""
+Kind = Literal["accuracy", "attack", "corruption", "test set", "cost", "table"]
 
 
 @dataclass(frozen=True)
-class Evaluator:
-    """Functions of a suite: per-image scores, numbers that are not a mean over images, or a table.
+class Metric:
+    """A measured number. `top1` also describes `top1@4` (a setting) and `top1/fog/3` (a part)."""
 
-    The value of a metric is statistic(mean over images of its scores), by default 100 times the mean, a percentage.
-    Every suite of scores gets intervals, paired differences, a cache and resumption.
-    """
+    label: str
+    unit: str = "%"
+    """"%", "" for a plain number, or a unit such as images."""
+    lower_is_better: bool = False
+    is_cost: bool = False
+    """True if two values are compared by their ratio, not by their difference."""
+    meaning: str = ""
+    """Explanation for the glossary."""
+    by_class: bool = False
+    """True if `NAME/CLASS` is the value for a single class."""
 
-    score: Callable[[Batch], Iterator[Score]] | None = None
-    """Yield scores of `batch.models`."""
-    measure: Callable[[Context], Iterator[tuple[str, str, float, int]]] | None = None
-    """Yield (model, metric, value, number of images)."""
-    tabulate: Callable[[Context], Table] | None = None
-    sources: Callable[[Context], Sequence[Source]] | None = None
-    """Return the images. None: the validation images, in one pass for all such suites."""
-    derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """Return further metrics from the scores of a model over all sources, {metric: array (n, k)}."""
-    statistics: dict[str, Statistic] = field(default_factory=dict)
-    pool: Callable[[Context, str, np.ndarray, np.ndarray], dict[str, np.ndarray]] | None = None
-    """`recast.lab.evaluation.stats.Pool` of a context, for metrics that are not functions of a mean over images."""
-    uses: tuple[str, ...] = ()
-    """Fields of `Options` that change its scores."""
+    @property
+    def in_text(self) -> str:
+        """The label inside a sentence: `box AP`, `mIoU`."""
+        return self.label[0].lower() + self.label[1:] if self.label[1:2].islower() else self.label
 
+    @property
+    def is_fraction(self) -> bool:
+        """True for a plain number that is not a cost, such as a loss or a cosine: it needs more decimals."""
+        return not self.unit and not self.is_cost
 
-def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
-    """Return the table of all models on `IMAGES` images, or on options.num_images."""
-    images = context.data.val
-    if context.options.num_images is None:
-        images = sampled(images, IMAGES)
-    return tabulate(context.models, (batch.images for batch in context.batches(Source(images))))
-
-
-def analyse_agreement(context: Context) -> Table:
-    """Return the prediction of every model for every validation image."""
-    data, columns = context.data, {name: list[Tensor]() for name in ("label", *context.models)}
-    for batch in context.batches():
-        columns["label"].append(batch.labels)
-        for name in context.models:
-            columns[name].append(batch.logits(name).argmax(1))
-    names = [data.val.image_name(index) for index in range(len(data.val))]
-    predictions = [[data.classes[value] for value in torch.cat(parts).tolist()] for parts in columns.values()]
-    rows = tuple(zip(range(len(names)), names, *predictions, strict=True))
-    return Table("agreement", ("index", "image", *columns), rows)
+    @property
+    def is_accuracy(self) -> bool:
+        """True for a share of right answers in percent."""
+        return self.unit == "%" and not self.lower_is_better
 
 
-EVALUATORS = {
-    "clean": Evaluator(accuracy.score_clean, statistics={"loss": plain_mean}),
-    "classes": Evaluator(score_classes, sources=sources_classes, pool=pool_classes),
-    "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
-    "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps")),
-    "basic": Evaluator(score_basic, derive=mean_over_corruptions),
-    "corruptions": Evaluator(
-        accuracy.score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)
+METRICS = {
+    "top1": Metric("Top-1", meaning="share of images whose likeliest class is the right one"),
+    "top5": Metric("Top-5", meaning="share of images whose right class is among the five likeliest"),
+    "map": Metric(
+        "mAP", meaning="mean average precision: how high images of the (query's) class are ranked among all images"
     ),
-    "imagenet-c": Evaluator(
-        accuracy.score_part, sources=sources_imagenet_c, derive=partial(means_over_corruptions, with_mce=True)
+    "balanced": Metric("Balanced accuracy", meaning="share of a class’s images that are right, mean over classes"),
+    "f1": Metric("F1", meaning="harmonic mean of precision and recall; macro: mean over classes", by_class=True),
+    "auroc": Metric(
+        "AUROC", meaning="how often an image of a class is ranked above one of another class; macro: mean over classes",
+        by_class=True,
     ),
-    **{
-        name: Evaluator(accuracy.score_top, sources=partial(sources_of_set, suite=name))
-        for name in ("imagenet-a", "imagenet-r", "imagenet-v2")
-    },
-    "imagenet-real": Evaluator(accuracy.score_top, sources=sources_real),
-    "resolution": Evaluator(accuracy.score_resolution, sources=accuracy.sources_resolution),
-    "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours", "labels")),
-    "retrieval": Evaluator(
-        score_retrieval, sources=sources_knn, statistics={"neighbours": plain_mean}, uses=("labels",)
+    "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error relative to AlexNet’s, which is 100"),
+    "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy of the predictions with the labels"),
+    "no_gradient": Metric(
+        "Images without a gradient", lower_is_better=True,
+        meaning="images on which the attack finds a gradient of 0: their accuracy says little about robustness",
     ),
-    "cost": Evaluator(measure=measure_cost),
-    "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),
-    "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),
-    "agreement": Evaluator(tabulate=analyse_agreement),
-    "frontier": Evaluator(tabulate=tabulate_frontier),
+    "parameters": Metric("Parameters", "", lower_is_better=True, is_cost=True, meaning="number of learned weights"),
+    "macs": Metric("MACs per image", "", lower_is_better=True, is_cost=True, meaning="multiply-adds for one image"),
+    "images_per_second": Metric(
+        "Images per second", "", is_cost=True, meaning="measured on this machine, the networks taking turns"
+    ),
+    "peak_memory": Metric(
+        "Peak memory", "bytes", lower_is_better=True, is_cost=True,
+        meaning="largest memory during inference on a batch; training also keeps activations",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Description of a suite."""
+
+    label: str
+    help: str
+    """One line for the command line."""
+    kind: Kind
+    metrics: tuple[str, ...] = ("top1",)
+    setting: str = ""
+    """Format of the setting in NAME@SETTING, such as "ε = {}/255"."""
+    short: str = ""
+    """Short label for a figure's title; empty: the label."""
+    needs: str = ""
+    """Required data set and where to get it; empty: the images of the run."""
+    by_cost: tuple[str, ...] = ()
+    """Metrics that a report draws against cost."""
+    default: bool = False
+    """True if `recast evaluate` measures it by default."""
+    task: str = "classify"
+    """Name of its task; empty: any task."""
+    module: str = ""
+    """The module that measures it: it has a function that `evaluates` the suite."""
+
+    @property
+    def needs_rgb(self) -> bool:
+        """True if it requires RGB pixels in [0, 1]."""
+        return self.kind in ("attack", "corruption", "test set")
+
+    @property
+    def title(self) -> str:
+        """The label for figures."""
+        return self.short or self.label
+
+
+TOP = ("top1", "top5")
+EPS = "ε = {}/255"
+HERE = "recast.lab.evaluation."
+SUITES = {
+    "clean": Suite(
+        "Clean images", "top-1, top-5, loss", "accuracy", (*TOP, "loss"), default=True, module=HERE + "accuracy",
+    ),
+    "classes": Suite(
+        "Classes of unequal size", "balanced accuracy, macro F1 and AUROC", "accuracy", ("balanced", "f1", "auroc"),
+        module=HERE + "class_metrics",
+    ),
+    "fgsm": Suite(
+        "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
+        ("top1", "no_gradient"), EPS, short="FGSM", default=True, module=HERE + "attacks",
+    ),
+    "pgd": Suite(
+        "PGD, iterated in an L∞ ball", "white-box L∞ attack of several steps, ε in 1/255 of a [0, 1] pixel", "attack",
+        setting=EPS, short="PGD", default=True, module=HERE + "attacks",
+    ),
+    "basic": Suite(
+        "Corrupted images, five kinds", "five built-in corruptions × 5 severities, at least 8×8 pixels", "corruption",
+        short="Five corruptions", default=True, module=HERE + "basic_corruptions",
+    ),
+    "corruptions": Suite(
+        "Corruptions, made on the fly (not the released ImageNet-C)",
+        "ImageNet-C's 15 corruptions × 5 severities, made on the fly, at least 32×32 pixels", "corruption",
+        short="Corruptions (on the fly)", module=HERE + "imagenet_corruptions",
+    ),
+    "imagenet-c": Suite(
+        "ImageNet-C", "the released ImageNet-C: mean top-1 and mCE", "corruption", ("top1", "mce"),
+        needs="noise.tar, blur.tar, weather.tar and digital.tar of ImageNet-C, linked at github.com/hendrycks/"
+        "robustness, together in one folder imagenet-c", module=HERE + "imagenet_sets",
+    ),
+    "imagenet-a": Suite(
+        "ImageNet-A", "natural adversarial examples of 200 classes", "test set", TOP,
+        needs="imagenet-a.tar, linked at github.com/hendrycks/natural-adv-examples", module=HERE + "imagenet_sets",
+    ),
+    "imagenet-r": Suite(
+        "ImageNet-R", "paintings, toys and other renditions of 200 classes", "test set", TOP,
+        needs="imagenet-r.tar, linked at github.com/hendrycks/imagenet-r", module=HERE + "imagenet_sets",
+    ),
+    "imagenet-v2": Suite(
+        "ImageNet-V2", "a second test set of all 1,000 classes (matched frequency)", "test set", TOP,
+        needs="imagenetv2-matched-frequency.tar.gz, linked at github.com/modestyachts/ImageNetV2",
+        module=HERE + "imagenet_sets",
+    ),
+    "imagenet-real": Suite(
+        "ImageNet-ReaL", "ImageNet's validation images with ReaL's labels", "test set", TOP,
+        needs="ImageNet's validation images under their own names; the labels come with timm",
+        module=HERE + "imagenet_sets",
+    ),
+    "resolution": Suite(
+        "Test resolution", "accuracy at other test sizes (--sizes)", "accuracy", setting="{}", module=HERE + "accuracy",
+    ),
+    "knn": Suite(
+        "Nearest neighbours of the features", "nearest training images by features", "accuracy", setting="k = {}",
+        module=HERE + "knn",
+    ),
+    "cost": Suite(
+        "Cost", "parameters, MACs, images per second, peak memory", "cost",
+        ("parameters", "macs", "images_per_second", "peak_memory"), default=True, task="", module=HERE + "cost",
+    ),
+    "fourier": Suite(
+        "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
+        default=True, task="", module=HERE + "analyses",
+    ),
+    "cka": Suite(
+        "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
+        task="", module=HERE + "analyses",
+    ),
+    "agreement": Suite(
+        "Agreement", "table: every model's prediction for every image", "table", (), default=True,
+        module=HERE + "analyses",
+    ),
+    "frontier": Suite(
+        "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads close",
+        "table", (), module=HERE + "frontier",
+    ),
+    "multilabel": Suite(
+        "Labels", "mAP, F1 at 0.5 and AUROC, also per class (data with several labels)", "accuracy",
+        ("map", "f1", "auroc"), default=True, task="multilabel", module="recast.lab.tasks.multilabel.evaluation",
+    ),
+}  # fmt: skip
+
+CATEGORIES = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 }
-"""Evaluators by the names of `recast.lab.suites`, without those of other tasks; papers add theirs."""
+"""The 15 corruptions of ImageNet-C."""
+SEVERITIES = (1, 2, 3, 4, 5)
+PER_CORRUPTION = re.compile(r"^top1/(?P<kind>.+)/(?P<severity>\d+)$")
 
 
-def evaluator(suite: str) -> Evaluator:
-    """Return the evaluator of a suite."""
-    return EVALUATORS[suite] if suite in EVALUATORS else task_named(SUITES[suite].task).evaluators()[suite]
+def of_kind(*kinds: Kind) -> list[str]:
+    """Return the names of the suites of these kinds, in the order of the table."""
+    return [name for name, suite in SUITES.items() if suite.kind in kinds]
 
 
-def check_suites(suites: Sequence[str]) -> None:
-    """Raise RecastError for an unknown suite, or if there is none."""
-    for name in suites:
-        if name not in SUITES:
-            raise RecastError(f"unknown suite {name!r}: expected {', '.join(SUITES)}.{suggest(name, SUITES)}")
-    if not suites:
-        raise RecastError(f"no suites to evaluate: expected one of {', '.join(SUITES)}")
+def base(metric: str) -> str:
+    """Return the name of a metric without setting or part: `top1` for `top1@4` and `top1/blur/3`."""
+    return metric.partition("@")[0].partition("/")[0]
 
 
-def check_data(suites: Sequence[str], data: Data) -> None:
-    """Raise RecastError for a suite of another task or of other classes than those of the data."""
-    task = task_named(data.val.task)
-    fitting = suites_of(task)
-    if others := [name for name in suites if name not in fitting]:
-        raise RecastError(
-            f"{others[0]} cannot be measured on {data.name}, which is for {task.title}: expected {', '.join(fitting)}"
-        )
-    for name in suites:
-        if SUITES[name].needs:
-            outputs_of(data, imagenet_wnids(*SETS.get(name, ())[:1]), name)
-
-
-def passes(suites: Sequence[str]) -> list[list[str]]:
-    """Return the suites in groups: those that score the same images share a pass; the validation images come first."""
-    by_images: dict[object, list[str]] = {None: []}
-    for name in dict.fromkeys(suites):
-        suite = evaluator(name)
-        by_images.setdefault(suite.sources if suite.score else name, []).append(name)
-    return [group for group in by_images.values() if group]
+def is_of_class(metric: str) -> bool:
+    """Return True for the value of a single class: `iou/dog`."""
+    name, slash, _ = metric.partition("/")
+    return bool(slash) and name in METRICS and METRICS[name].by_class

@@ -11,7 +11,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.errors import RecastError, blamed
+from recast.errors import RecastError, errors_in
 from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.data.bands import is_rgb
 from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs, rgb_bytes
@@ -147,7 +147,7 @@ def _look(
     messages: list[str] = []
     for arm, network in networks.items():
         x = _on_device(pixels, network)
-        with blamed("running the network ({}) on an image of {}×{} pixels".format(arms[arm], *x.shape[-2:])):
+        with errors_in("running the network ({}) on an image of {}×{} pixels".format(arms[arm], *x.shape[-2:])):
             if arm == "recast":
                 outcomes[arm], described, messages = record_maps(network, x, classes, outputs)
             else:

@@ -15,7 +15,7 @@ from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
 from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
-from recast.lab.report.formats import plural
+from recast.lab.pages.formats import plural
 from recast.layers.attention_pool import attention_pools
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import RecastLayer
@@ -129,9 +129,7 @@ def _beside(name: str, layer: AttentionBeside, x: Tensor, size: tuple[int, int])
         first = (most - 1 - (count - 1) * step) // 2
         at.append(range(first, first + count * step, step))
     text, grid = f"content attention beside {_kernel_of(layer.conv)}", (range(keys[0]), range(keys[1]))
-    described = Layer(
-        name, "maps", text, (1, 1), (), keys, grid, (at[0], at[1]), ("content",), (("γ", gamma),)
-    )  # fmt: skip
+    described = Layer(name, "maps", text, (1, 1), (), keys, grid, (at[0], at[1]), ("content",), (("γ", gamma),))
     return described, _stored(maps_of, (counts[0], counts[1]), keys, MAX_NUMBERS // (keys[0] * keys[1]))
 
 

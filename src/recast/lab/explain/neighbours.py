@@ -11,7 +11,6 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.files import write_text
-from recast.lab.config.evaluation import Options
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data import Data
 from recast.lab.data.datasets import LabelledImages
@@ -24,9 +23,9 @@ from recast.lab.explain.write import check_target
 from recast.lab.folder.files import check_ours
 from recast.lab.folder.names import EXPLAIN
 from recast.lab.folder.records import ARMS
-from recast.lab.open import data_of, open_run
-from recast.lab.pages import fill_page
-from recast.lab.report.formats import png
+from recast.lab.open import data_of_recipe, open_run
+from recast.lab.pages.formats import png
+from recast.lab.pages.template import fill_page
 from recast.modes import in_eval
 
 NEAREST = 10
@@ -35,21 +34,21 @@ SIDE = 112  # longest side of a picture on the page
 
 @dataclass(frozen=True)
 class Shown:
-    """An image and its class; the coarse class is empty if the data have none."""
+    """An image and its class; the group of the class is empty if the data have none."""
 
     picture: str  # data: URI of a PNG
     name: str
     label: str
-    coarse: str = ""
+    group: str = ""
     similarity: float = 1.0  # cosine with the query
 
     def beside(self, query: Shown) -> str:
-        """Return right, coarse class right or wrong for a query with a label, else ""."""
+        """Return right, group right or wrong for a query with a label, else ""."""
         if not query.label:
             return ""
         if self.label == query.label:
             return "right"
-        return "coarse class right" if self.coarse and self.coarse == query.coarse else "wrong"
+        return "group right" if self.group and self.group == query.group else "wrong"
 
 
 @dataclass(frozen=True)
@@ -61,22 +60,19 @@ class Query:
 
 
 def find_neighbours(
-    models: Mapping[str, nn.Module], data: Data, inputs: Sequence[Input], device: str = "cpu", fine: bool = False
+    models: Mapping[str, nn.Module], data: Data, inputs: Sequence[Input], device: str = "cpu"
 ) -> list[Query]:
     """Return the training images nearest to each input, by the features that the suite `knn` compares.
-
-    Args:
-        fine: True if the networks were trained with other labels than those of `data`.
 
     Raises:
         RecastError: there are no training images, or the features of a network cannot be determined.
     """
-    context = open_context(models, data, device=device, options=Options(labels="fine" if fine else None))
+    context = open_context(models, data, device=device)
     (source,) = sources_knn(context)
     images = torch.stack([image.pixels for image in inputs]).to(context.device)
     batch = Batch(context, source, 0, images, torch.zeros(len(inputs), dtype=torch.long))
     queries = [
-        Query(Shown(png(rgb_bytes(image.pixels), SIDE), image.name, image.label or "", _coarse(data, image.label)), {})
+        Query(Shown(png(rgb_bytes(image.pixels), SIDE), image.name, image.label or "", _group(data, image.label)), {})
         for image in inputs
     ]
     with in_eval(*context.models.values()):
@@ -95,21 +91,21 @@ def _shown(data: Data, database: LabelledImages, indices: list[int], similaritie
     pixels, labels = database.batch(indices)
     names = [data.classes[label] for label in labels.tolist()]
     return [
-        Shown(png(rgb_bytes(image), SIDE), database.image_name(index), name, _coarse(data, name), round(similarity, 4))
+        Shown(png(rgb_bytes(image), SIDE), database.image_name(index), name, _group(data, name), round(similarity, 4))
         for image, index, name, similarity in zip(pixels, indices, names, similarities, strict=True)
     ]
 
 
-def _coarse(data: Data, name: str | None) -> str:
-    if data.coarse is None or name is None:
+def _group(data: Data, name: str | None) -> str:
+    if data.groups is None or name is None:
         return ""
-    return data.coarse.names[int(data.coarse.of[data.classes.index(name)])]
+    return data.groups.names[int(data.groups.of[data.classes.index(name)])]
 
 
 def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Path:
     """Write the page of nearest training images and return its path.
 
-    Fine classes are shown even if the run was trained with coarse labels; coarse classes stand beside them.
+    Classes are shown even if the run was trained with groups of them, which stand beside them.
     """
     folder = Path(options.subject)
     target = Path(options.out) if options.out else folder / EXPLAIN / f"neighbours-{page_stem(options.images)}.html"
@@ -122,15 +118,15 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     images = find_inputs(options.images)
     run = open_run(folder, options.data_dir)
     data, trained = run.data, run.recipe.data
-    if fine := run.recipe.labels.labels == "coarse":
-        data = data_of(run.recipe, "fine")
+    if (grouping := run.recipe.grouping).learns_groups:
+        data = data_of_recipe(run.recipe, grouping.with_labels(None))
     if trained.bad_image == "skip":
         data = without_unreadable(data, "train", "val")
     side = data.test_size
     names = {name: name for name in data.classes}
     inputs, notes = read_inputs(images, size or (side, side), options.num_images, names, trained.crop_pct, data)
     models = {"Network" if run.recipe.is_plain else ARMS[arm]: model for arm, model in run.models.items()}
-    queries = find_neighbours(models, data, inputs, options.device, fine)
+    queries = find_neighbours(models, data, inputs, options.device)
     target.parent.mkdir(parents=True, exist_ok=True)
     title = f"Nearest training images: {run.recipe.model.name} on {run.recipe.data.title}"
     write_text(target, fill_page("neighbours.html.j2", "explain.css", title=title, notes=notes, queries=queries))

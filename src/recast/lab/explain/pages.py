@@ -11,8 +11,8 @@ from torch import nn
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.config.explain import ExplainOptions
+from recast.lab.data.device import choose_device
 from recast.lab.data.seeding import seeded
-from recast.lab.device import choose_device
 from recast.lab.explain.inputs import find_inputs, imagenet_names, page_stem, read_class_names, read_inputs
 from recast.lab.explain.make import ASSUMED, make_scene
 from recast.lab.explain.scene import Scene
@@ -20,7 +20,6 @@ from recast.lab.explain.write import check_target, safe_stem, write_scene
 from recast.lab.folder.names import ROWS
 from recast.lab.folder.records import ARMS, Row
 from recast.lab.folder.run import RunFolder
-from recast.lab.folder.tables import read_records
 from recast.lab.open import SAVED, check_same, names_a_run, open_model, open_run, weights_of
 from recast.lab.task import task_named
 from recast.layers.pool_config import AttentionPooling
@@ -146,8 +145,8 @@ def _explain_run(
         check_same(run.folder, data, goes_on=False)
     notes: list[str] = []
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
-    rows = read_records(path, Row) if (path := run.folder / ROWS).is_file() else []
-    if "parent" in arms and (reason := RunFolder(run.folder).why_untaught(recipe, len(data.classes), rows)):
+    rows = RunFolder(run.folder).records(ROWS, Row)
+    if "parent" in arms and (reason := RunFolder(run.folder).why_no_baseline(recipe.model, len(data.classes), rows)):
         del arms["parent"]
         notes.append(f"Predictions of the parent before training are not shown: {reason}.")
     device, shape = choose_device(options.device), size or (data.test_size, data.test_size)

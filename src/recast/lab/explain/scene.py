@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recast.errors import RecastError, suggest
-from recast.lab.report.formats import NBSP
+from recast.lab.pages.formats import NBSP
 
 Floats = NDArray[np.float32]
 Outputs = Literal["softmax", "sigmoid", "logits"]

@@ -17,8 +17,8 @@ from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.explain.scene import Maps, Scene
 from recast.lab.folder.files import check_ours
-from recast.lab.pages import fill_page
-from recast.lab.report.formats import png
+from recast.lab.pages.formats import png
+from recast.lab.pages.template import fill_page
 
 PAGES = (".html", ".htm")
 SCRIPTS = ("maps.js", "colors.js", "words.js", "explain.js")

@@ -8,8 +8,6 @@ CLASSES = "classes.json"
 FINGERPRINT = "data.json"
 """Fingerprint of the data, `recast.lab.data.fingerprint`."""
 DUPLICATES = "duplicates.csv"
-COARSE_FILE = "coarse.csv"
-"""A copy of the file of coarse classes."""
 PARENT_WEIGHTS = "parent.safetensors"
 """The parent's weights, if they are random or the classifier is new."""
 PARENT = "parent"
@@ -20,10 +18,10 @@ VERIFY_FILE = "verify.json"
 SCHEDULE_FILE = "schedule.json"
 METRICS_FILE = "metrics.jsonl"
 FIRST = (
-    CLASSES, FINGERPRINT, DUPLICATES, COARSE_FILE, PARENT_WEIGHTS, RECIPE, ENVIRONMENT, PLAN, VERIFY_FILE,
+    CLASSES, FINGERPRINT, DUPLICATES, PARENT_WEIGHTS, RECIPE, ENVIRONMENT, PLAN, VERIFY_FILE,
     SCHEDULE_FILE, METRICS_FILE,
 )  # fmt: skip
-"""Files that a run writes before its first state."""
+"""Files that a run writes before its first state, besides `PaperConfig.files`."""
 WEIGHTS = "weights.safetensors"
 STATES = "resume"
 CONTROL = "finetuned"

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.config.inputs import EMBEDDED
-from recast.lab.folder.names import FIRST, LOCK, PARENT, PARENT_WEIGHTS, RECIPE, STATES, WEIGHTS
+from recast.lab.config.recipe import PAPERS
+from recast.lab.config.text import load_recipe
+from recast.lab.folder.files import read_names, read_text
+from recast.lab.folder.names import CLASSES, FIRST, LOCK, PARENT, PARENT_WEIGHTS, PLAN, RECIPE, STATES, WEIGHTS
 from recast.lab.folder.records import Row
-from recast.lab.recipe import functions_of, load_recipe
+from recast.lab.folder.tables import read_records
+from recast.models.config import ModelConfig
 from recast.models.trust import follow_up
+
+if TYPE_CHECKING:
+    from recast.surgery.plan import Plan
+
+T = TypeVar("T")
 
 
 class RunFolder:
@@ -30,6 +40,24 @@ class RunFolder:
     def recipe(self) -> Recipe:
         """Return the recipe as the run wrote it."""
         return load_recipe(self.path / RECIPE, complete=True)
+
+    def plan(self) -> Plan:
+        """Return the plan of the run."""
+        from recast.surgery.plan import Plan  # imports torch
+
+        return Plan.from_json(read_text(path := self.path / PLAN), str(path))
+
+    def read(self, name: str, reader: Callable[[Path], T]) -> T | None:
+        """Return what a function reads from a file of the run; None if it is missing."""
+        return reader(self.path / name) if (self.path / name).is_file() else None
+
+    def records(self, name: str, kind: type[T]) -> list[T]:
+        """Return the rows of a table of the run; none if it is missing."""
+        return self.read(name, lambda path: read_records(path, kind)) or []
+
+    def classes(self) -> list[str]:
+        """Return the classes in the order of the logits."""
+        return read_names(self.path / CLASSES)
 
     def recipe_here(self, data_dir: str | None = None) -> Recipe:
         """Return the recipe with the files that moved with the run; `data_dir` is the folder of its images if they did.
@@ -71,7 +99,7 @@ class RunFolder:
         """Raise RecastError for a folder without a finished recast arm, before anything of it is loaded."""
         self.check()
         if not (self.path / WEIGHTS).is_file():
-            functions = functions_of(load_recipe(self.path / RECIPE))
+            functions = load_recipe(self.path / RECIPE).functions
             again = follow_up("train", "--resume", str(self.path), functions=functions)
             raise RecastError(f"the training in {self.path} is not finished: continue it with {again}")
 
@@ -84,26 +112,25 @@ class RunFolder:
         if used:
             raise RecastError(f"{self.path} is not empty ({used[0]}): choose another folder with --out")
 
-    def withdraw(self) -> None:
+    def remove_first_files(self) -> None:
         """Remove the files that a run wrote, if it failed before its first state."""
-        for name in FIRST:
+        for name in (*FIRST, *(file for paper in PAPERS.values() for file in paper.files.values())):
             (self.path / name).unlink(missing_ok=True)
         with suppress(OSError):  # missing
             (self.path / STATES).rmdir()
 
-    def has_new_parent(self, recipe: Recipe) -> bool:
-        """Return True if the parent of the run has a new classifier or random weights."""
-        checkpoint = recipe.model.checkpoint
-        if checkpoint is None:
-            return not recipe.model.pretrained
-        return (self.path / checkpoint).resolve() == (self.path / PARENT_WEIGHTS).resolve()
+    def has_new_parent(self, parent: ModelConfig) -> bool:
+        """Return True if the parent of the run, `model` of its recipe, has a new classifier or random weights."""
+        if parent.checkpoint is None:
+            return not parent.pretrained
+        return (self.path / parent.checkpoint).resolve() == (self.path / PARENT_WEIGHTS).resolve()
 
-    def why_untaught(self, recipe: Recipe, classes: int, rows: Iterable[Row]) -> str:
+    def why_no_baseline(self, parent: ModelConfig, classes: int, rows: Iterable[Row]) -> str:
         """Return why the parent before fine-tuning is no baseline; empty if it is one.
 
         It is none if its classifier is new, or if its top-1 in `rows` is not shown to be above a guess among `classes`.
         """
-        if self.has_new_parent(recipe):
+        if self.has_new_parent(parent):
             return "its classifier was new"
         for row in rows:
             if (row.model, row.suite, row.metric) == ("parent", "clean", "top1") and classes > 1:

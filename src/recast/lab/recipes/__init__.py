@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import yaml
 from recast.config import read
 from recast.errors import RecastError, suggest
 from recast.lab.config import Recipe
+from recast.lab.config.recipe import extend
 from recast.models.names import PLUGINS
 
 DATA = {
@@ -116,10 +118,10 @@ def compute(
     return f"{exa:,.0f} EFLOP" if exa >= 100 else f"{exa:.3g} EFLOP"
 
 
-def recipe_files() -> list[Path]:
-    """Return the YAML files in the folders of the plugins (`models.names.PLUGINS`), without importing those."""
-    specs = [spec for name in PLUGINS if (spec := find_spec(name)) is not None and spec.origin is not None]
-    folders = dict.fromkeys(Path(spec.origin).parent for spec in specs if spec.origin is not None)
+def recipe_files(plugins: Sequence[str] = PLUGINS) -> list[Path]:
+    """Return the YAML files of this library, and those in the folders of plug-ins, without importing these."""
+    specs = [spec for name in plugins if (spec := find_spec(name)) is not None and spec.origin is not None]
+    folders = dict.fromkeys([Path(__file__).parent, *(Path(spec.origin).parent for spec in specs if spec.origin)])
     return [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]
 
 
@@ -185,21 +187,32 @@ def filled(template: Any, columns: Mapping[str, Any]) -> Any:
     return filled(template.format_map(columns), columns)
 
 
-_BY_PAPER = read_papers(recipe_files())
+@cache
+def _recipes(plugins: tuple[str, ...]) -> dict[str, list[Entry]]:
+    return read_papers(recipe_files(plugins))
 
-RECIPES: dict[str, Entry] = {entry.name: entry for entries in _BY_PAPER.values() for entry in entries}
-"""Every recipe."""
+
+def recipes() -> dict[str, Entry]:
+    """Return the recipes of this library and of the plug-ins by name."""
+    return {entry.name: entry for entries in _recipes(tuple(PLUGINS)).values() for entry in entries}
+
+
+def find_recipe(name: str) -> Entry | None:
+    """Return a recipe by its name, after loading the extensions if it is none of this library's; None if unknown."""
+    if name not in recipes():
+        extend()
+    return recipes().get(name)
 
 
 def make_recipe(name: str) -> Recipe:
     """Return a new recipe. Raises RecastError for an unknown name."""
-    if name not in RECIPES:
+    if (entry := find_recipe(name)) is None:
         raise RecastError(
-            f"unknown recipe {name!r}: expected a name of docs/recipes.md, or a .yaml file.{suggest(name, RECIPES)}"
+            f"unknown recipe {name!r}: expected a name of docs/recipes.md, or a .yaml file.{suggest(name, recipes())}"
         )
-    return RECIPES[name].make()
+    return entry.make()
 
 
 def recipes_by_paper() -> dict[str, list[str]]:
     """Return paper → names of its recipes, those of this library first."""
-    return {paper: [entry.name for entry in entries] for paper, entries in _BY_PAPER.items()}
+    return {paper: [entry.name for entry in entries] for paper, entries in _recipes(tuple(PLUGINS)).items()}

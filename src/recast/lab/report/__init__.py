@@ -12,7 +12,7 @@ from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.folder.files import check_ours
 from recast.lab.folder.names import REPORT
-from recast.lab.optional import optional_package
+from recast.lab.plugins import optional_package
 
 if TYPE_CHECKING:
     from recast.lab.report.load import Run

@@ -11,15 +11,15 @@ from typing import Any
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe
+from recast.lab.evaluation.suites import METRICS, SUITES, base, of_kind
 from recast.lab.folder.names import CONTROL, METRICS_FILE
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.run import RunFolder
-from recast.lab.report import formats
-from recast.lab.report.charts import Chart, Key, Point, Role, Series, series_chart
+from recast.lab.pages import formats
+from recast.lab.pages.charts import Chart, LegendEntry, Point, Role, Series, series_chart
 from recast.lab.report.curves import settings
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run, read_epochs
-from recast.lab.suites import METRICS, SUITES, base, of_kind
 
 SMALL = (3.5, 2.4)
 BY_TIME: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
@@ -113,7 +113,7 @@ def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: 
     xlabel, as_text = COSTS[cost]
     axis: dict[str, Any] = {"xlabel": xlabel, "xformat": as_text, "log_x": max(costs) > 8 * min(costs)}
     roles = {dot.role for dot in dots}
-    keys = [Key(label, arm) for arm, label in words(*runs).arms.items() if arm in roles]
+    keys = [LegendEntry(label, arm) for arm, label in words(*runs).arms.items() if arm in roles]
     name = f"cost_{cost}_{suite if base(metric) == 'top1' else metric}"
     return series_chart(name, title, [*lines, *dots], size=SMALL, keys=keys, **axis)
 

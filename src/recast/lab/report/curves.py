@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from recast.lab.evaluation.suites import CATEGORIES, of_kind
 from recast.lab.folder.files import number
-from recast.lab.report.charts import Chart, Key, Point, Series, series_chart
+from recast.lab.pages.charts import Chart, LegendEntry, Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy, differing, settings_of
-from recast.lab.suites import CATEGORIES, of_kind
 
 MOST_SWITCHES = 24  # more vertical lines would hide the curves
 MOST_FIELDS = 2  # a line of a figure is named by so many settings, else by its run
@@ -42,8 +42,8 @@ def training(run: Run) -> list[Chart]:
     }  # fmt: skip
     parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan
     top1 = training_series(run, run.main[1])
-    keys = [Key(words(run).arms["parent"], "dashed")] if math.isfinite(parent) else []
-    keys += [Key(series.label, series.role) for series in top1]
+    keys = [LegendEntry(words(run).arms["parent"], "dashed")] if math.isfinite(parent) else []
+    keys += [LegendEntry(series.label, series.role) for series in top1]
     losses = training_series(run, "val_loss") + training_series(run, "train_loss", "dotted")
     return [
         series_chart("training_accuracy", f"{run.judged}, %", top1, level=(parent, "parent"), keys=keys, **axis),
@@ -89,9 +89,8 @@ def attacks(run: Run) -> list[Chart]:
         title = f"{suite_title(suite, short=True)}: top-1, % by ε in 1/255"
         ticks = {strength: f"{strength:g}" for strength in points}
         charts += arms_chart(
-            run, f"adversarial_{suite}", title, points,
-            xlabel="ε in 1/255", xticks=ticks, ylim=PERCENT,
-        )  # fmt: skip
+            run, f"adversarial_{suite}", title, points, xlabel="ε in 1/255", xticks=ticks, ylim=PERCENT
+        )
     return charts
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from recast.lab.folder.files import number
-from recast.lab.report.charts import Chart, shortened
+from recast.lab.pages.charts import Chart, shortened
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 

@@ -1,15 +1,15 @@
-"""Labels of the arms of a run, of suites and of metrics (from `recast.lab.suites`)."""
+"""Labels of the arms of a run, of suites and of metrics (from `recast.lab.evaluation.suites`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from recast.lab.evaluation.suites import METRICS, SUITES, base, of_kind
 from recast.lab.folder.records import ARMS, Row
 from recast.lab.folder.run import RunFolder
-from recast.lab.report.formats import NBSP
+from recast.lab.pages.formats import NBSP
 from recast.lab.report.load import Run
-from recast.lab.suites import METRICS, SUITES, base, of_kind
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def words(*runs: Run) -> Words:
     recast = [run for run in runs if not run.is_plain]
     if not recast:
         return PLAIN
-    if all(run.is_scheduled and RunFolder(run.path).has_new_parent(run.recipe) for run in recast):
+    if all(run.is_scheduled and RunFolder(run.path).has_new_parent(run.recipe.model) for run in recast):
         return FROM_START
-    reason = next((run.untaught for run in recast if run.untaught), "")
+    reason = next((run.why_no_baseline for run in recast if run.why_no_baseline), "")
     comparison = f"{ALL_ARMS} The original is no baseline here: {reason}."
     return replace(PARENT, others=("finetuned",), comparison=comparison) if reason else PARENT
 

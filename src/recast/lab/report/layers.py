@@ -12,8 +12,8 @@ import numpy as np
 
 from recast.lab.folder.files import number
 from recast.lab.folder.records import ARMS, FourierLine
-from recast.lab.report import formats
-from recast.lab.report.charts import Chart, Key, Point, Series, series_chart
+from recast.lab.pages import formats
+from recast.lab.pages.charts import Chart, LegendEntry, Point, Series, series_chart
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 
@@ -59,7 +59,7 @@ def fourier_charts(run: Run) -> list[Chart]:
             Series(name, [Point(p.frequency, p.delta_log_amplitude) for p in curve], curve[0].depth, "bare")
             for name, curve in blocks.items()
         ]
-        keys = [Key(series[0].label, 0.0), Key(series[-1].label, 1.0)]
+        keys = [LegendEntry(series[0].label, 0.0), LegendEntry(series[-1].label, 1.0)]
         title = f"{words(run).arms[arm]}: {YLABEL} by frequency"
         charts.append(series_chart(f"fourier_{arm}", title, series, size=SMALL, keys=keys, **axis))
     return charts

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,14 +21,14 @@ from typing import Any, TypeVar
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe
+from recast.lab.config.text import SEAL
+from recast.lab.evaluation.image_values import ImageValues, Key, read_images
+from recast.lab.evaluation.suites import METRICS
 from recast.lab.folder import names
 from recast.lab.folder.files import read_json, read_lines, read_names, read_text
-from recast.lab.folder.image_values import ImageValues, Key, read_images
 from recast.lab.folder.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
 from recast.lab.folder.run import RunFolder
-from recast.lab.folder.tables import read_records, read_table
-from recast.lab.recipe import SEAL, functions_of
-from recast.lab.suites import METRICS
+from recast.lab.folder.tables import read_table
 from recast.lab.task import task_of_data
 from recast.models.trust import follow_up
 from recast.surgery.plan import Plan
@@ -85,9 +84,10 @@ class Run:
         return self.switching is not None or self.recipe.schedule.is_during
 
     @cached_property
-    def untaught(self) -> str:
+    def why_no_baseline(self) -> str:
         """Reason why the parent before fine-tuning is no baseline; empty if it is one."""
-        return "" if self.is_plain else RunFolder(self.path).why_untaught(self.recipe, len(self.classes), self.rows)
+        run, parent = RunFolder(self.path), self.recipe.model
+        return "" if self.is_plain else run.why_no_baseline(parent, len(self.classes), self.rows)
 
     @property
     def main(self) -> tuple[str, str]:
@@ -118,7 +118,7 @@ class Run:
     @property
     def resume_command(self) -> str:
         """Command that finishes the run."""
-        return follow_up("train", "--resume", str(self.path), functions=functions_of(self.recipe))
+        return follow_up("train", "--resume", str(self.path), functions=self.recipe.functions)
 
     def row(self, model: str, suite: str, metric: str) -> Row | None:
         """Return a row of rows.csv; None if it was not measured."""
@@ -164,32 +164,26 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected a folder written by `recast train`)")
+    run = RunFolder(path)
     recipe_text = read_text(path / names.RECIPE).partition(SEAL)[0]
-    recipe = RunFolder(path).recipe()
-
-    def optional(name: str, read: Callable[[Path], T]) -> T | None:
-        return read(path / name) if (path / name).is_file() else None
-
-    def records(name: str, kind: type[T]) -> list[T]:
-        return optional(name, lambda file: read_records(file, kind)) or []
-
+    recipe = run.recipe()
     return Run(
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
-        plan=None if recipe.is_plain else Plan.from_json(read_text(path / names.PLAN), str(path / names.PLAN)),
+        plan=None if recipe.is_plain else run.plan(),
         metrics=read_epochs(path / names.METRICS_FILE),
-        control=optional(f"{names.CONTROL}/{names.METRICS_FILE}", read_epochs) or [],
-        verify=optional(names.VERIFY_FILE, lambda file: read_json(file, *VERIFY)),
-        environment=optional(names.ENVIRONMENT, read_json) or {},
-        rows=records(names.ROWS, Row),
-        differences=records(names.DIFFERENCES, Difference),
-        fourier=records(f"{names.ANALYSIS}/fourier.csv", FourierLine),
-        cka=records(f"{names.ANALYSIS}/cka.csv", SimilarityLine),
-        frontier=records(f"{names.ANALYSIS}/frontier.csv", FrontierLine),
-        agreement=optional(f"{names.ANALYSIS}/agreement.csv", _agreement) or [],
-        classes=tuple(optional(names.CLASSES, read_names) or ()),
-        switching=optional(
+        control=run.read(f"{names.CONTROL}/{names.METRICS_FILE}", read_epochs) or [],
+        verify=run.read(names.VERIFY_FILE, lambda file: read_json(file, *VERIFY)),
+        environment=run.read(names.ENVIRONMENT, read_json) or {},
+        rows=run.records(names.ROWS, Row),
+        differences=run.records(names.DIFFERENCES, Difference),
+        fourier=run.records(f"{names.ANALYSIS}/fourier.csv", FourierLine),
+        cka=run.records(f"{names.ANALYSIS}/cka.csv", SimilarityLine),
+        frontier=run.records(f"{names.ANALYSIS}/frontier.csv", FrontierLine),
+        agreement=run.read(f"{names.ANALYSIS}/agreement.csv", _agreement) or [],
+        classes=tuple(run.read(names.CLASSES, read_names) or ()),
+        switching=run.read(
             names.SCHEDULE_FILE, lambda file: Switching.from_dict(read_json(file, *SCHEDULE), f"{file}")
         ),
         name=path.resolve().name,

@@ -10,15 +10,16 @@ from typing import Any
 
 from recast.lab.folder.files import number
 from recast.lab.folder.records import ARMS, Wakefulness
-from recast.lab.pages import fill_page
-from recast.lab.report import curves, formats, layers
+from recast.lab.pages import formats
+from recast.lab.pages.formats import NBSP
+from recast.lab.pages.template import fill_page
+from recast.lab.report import curves, layers
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
-from recast.lab.report.formats import NBSP
 from recast.lab.report.heat_maps import confusion_charts, similarity_charts
 from recast.lab.report.labels import CORRUPTIONS, glossary, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.switches import switch_part
-from recast.lab.report.tables import LABELS, arms_table, runs_table, seeds_table, steps_table, unchanged_by_reason
+from recast.lab.report.tables import ARM_TABLES, arms_table, runs_table, seeds_table, steps_table, unchanged_by_reason
 from recast.lab.report.verdict import accuracy, epochs_text, joint_verdict, kept_predictions, verdict, why_no_mean
 
 Part = dict[str, Any]
@@ -34,7 +35,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "words": words(run),
         "verdict": verdict(run),
         "tiles": tiles(run),
-        **{name: arms_table(run, name) for name in LABELS},
+        **{name: arms_table(run, name) for name in ARM_TABLES},
         "has_control": run.is_plain or run.recipe.control or any(row.model == "finetuned" for row in run.rows),
         "costs": cost_charts([run]) if count == 1 else {},
         "frontier": frontier(run),

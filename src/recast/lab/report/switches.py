@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from recast.lab.report.charts import Chart, color, shortened
+from recast.lab.pages.charts import Chart, color, shortened
 from recast.lab.report.load import Run
 
 RULES = {

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recast.lab.evaluation.intervals import Interval
+from recast.lab.evaluation.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class
 from recast.lab.folder.records import ARMS, Difference
-from recast.lab.report import formats
+from recast.lab.pages import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy, epochs_text, is_exact, mean_of, why_no_mean
-from recast.lab.statistics import Interval
-from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class
 from recast.tracing.cost import Cost
 
-LABELS = {"arms": "All measurements of all networks", "classes": "Results by class"}
+ARM_TABLES = {"arms": "All measurements of all networks", "classes": "Results by class"}
 """Tables of a run. Classes, which may be many, have their own."""
 PLANNED = ("parameters", "macs")  # costs that do not depend on images
 PLAN_COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
@@ -59,7 +59,7 @@ def arm_heads(*runs: Run) -> list[Cell]:
 
 
 def arms_table(run: Run, name: str = "arms") -> PageTable:
-    """Return a table of `LABELS`, grouped by suite, costs last; single corruptions are in rows.csv alone."""
+    """Return a table of `ARM_TABLES`, grouped by suite, costs last; single corruptions are in rows.csv alone."""
     order = {suite: index for index, suite in enumerate(SUITES)}
     suites: dict[str, dict[tuple[str, str], None]] = {}
     for row in sorted(worth_a_line(run.rows), key=lambda row: order.get(row.suite, order["cost"] - 0.5)):
@@ -71,7 +71,7 @@ def arms_table(run: Run, name: str = "arms") -> PageTable:
     largest = max((abs(end) for bar in bars for end in (bar.value, bar.low, bar.high)), default=0.0)
     heads = [Cell("Measured"), *arm_heads(run), Cell("Images")]
     kind = "arms both" if len(words(run).others) > 1 else "arms"
-    return PageTable(LABELS[name], heads, groups, kind=kind, scale=50 / largest if largest else 0.0)
+    return PageTable(ARM_TABLES[name], heads, groups, kind=kind, scale=50 / largest if largest else 0.0)
 
 
 def _baseline(run: Run) -> str:
@@ -114,7 +114,7 @@ def _difference(run: Run, suite: str, metric: str, other: str, digits: int) -> C
         return Cell(text, kind=f"by-{better}")
     better = better if formats.leaves_out_zero(paired.low, paired.high, digits) else ""
     bar = paired if is_accuracy(metric) and other == _baseline(run) else None
-    return Cell(text, (formats.interval(paired.low, paired.high, digits),), kind=f"by-{better}", bar=bar)
+    return Cell(text, (formats.bounds(paired.low, paired.high, digits),), kind=f"by-{better}", bar=bar)
 
 
 def steps_table(run: Run) -> PageTable | None:
@@ -165,7 +165,7 @@ def runs_table(runs: Sequence[Run]) -> PageTable:
         row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names.arms]
         for arm in names.others:
             paired = run.difference(arm, *run.main)
-            small = (formats.interval(paired.low, paired.high),) if paired else ()
+            small = (formats.bounds(paired.low, paired.high),) if paired else ()
             row.append(Cell(formats.signed(accuracy(run, "recast") - accuracy(run, arm)), small))
         rows.append(row)
     foot: list[Cell] = []
@@ -183,7 +183,7 @@ def _mean(line: Interval, as_text: Any = formats.signed, digits: int = 1, better
     if not math.isfinite(line.high):
         return Cell(as_text(line.mean, digits))
     arm = better[line.mean < 0] if formats.leaves_out_zero(line.low, line.high, digits) else ""
-    small = (formats.interval(line.low, line.high, digits),)
+    small = (formats.bounds(line.low, line.high, digits),)
     return Cell(as_text(line.mean, digits), small, kind=f"by-{arm}" if arm else "")
 
 

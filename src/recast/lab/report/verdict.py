@@ -9,16 +9,16 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from recast.errors import listed
+from recast.lab.config.text import flat, how_it_runs, paths
+from recast.lab.evaluation.image_values import PATH, over_seeds
+from recast.lab.evaluation.intervals import Interval, interval
+from recast.lab.evaluation.suites import METRICS, base
 from recast.lab.folder.files import number
-from recast.lab.folder.image_values import PATH, over_seeds
 from recast.lab.folder.records import Wakefulness
-from recast.lab.recipe import flat, how_it_runs, paths
-from recast.lab.report import formats
-from recast.lab.report.formats import NBSP
+from recast.lab.pages import formats
+from recast.lab.pages.formats import NBSP
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
-from recast.lab.statistics import Interval, interval
-from recast.lab.suites import METRICS, base
 
 EXACT = 1e-5  # largest relative error of the outputs of the same function (fp32)
 LISTED = 4  # differences between recipes that are named
@@ -104,7 +104,7 @@ def _end(run: Run) -> Verdict:
         headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
         difference = f"{formats.signed(recast - finetuned)} points"
         if paired is not None:
-            difference += f", 95 % interval {formats.interval(paired.low, paired.high)} over the images only"
+            difference += f", 95 % interval {formats.bounds(paired.low, paired.high)} over the images only"
             if not formats.leaves_out_zero(paired.low, paired.high):
                 headline = f"The recast network is not shown to differ from {names.control}."
         result += f", against {formats.percent(finetuned)} ({difference}; one seed: preliminary)"
@@ -166,7 +166,7 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
         ends = f"is not shown to differ from {names.control}"
         if formats.leaves_out_zero(line.low, line.high):
             ends = f"is on average {_against(line.mean, names.control)}"
-        spread = f"95 % interval over seeds and images {formats.interval(line.low, line.high)}"
+        spread = f"95 % interval over seeds and images {formats.bounds(line.low, line.high)}"
         if not math.isfinite(line.high):
             spread = f"without an interval: {no_images(runs)}"
         headline = f"Over {len(runs)} seeds the recast network {ends}."
@@ -219,7 +219,7 @@ def _shown(run: Run) -> int:
 def settings_of(run: Run) -> dict[str, Any]:
     """Return the fields of a recipe that may change a result, except the seed; of paths the last component."""
     may_differ = {*how_it_runs(), "seed", "compile"}
-    recipe = {key: value for key, value in flat(run.recipe).items() if key not in may_differ}
+    recipe = {key: value for key, value in flat(run.recipe.plain()).items() if key not in may_differ}
     for key in map(".".join, paths()):
         if path := recipe.get(key):
             recipe[key] = PurePath(path).name

@@ -23,8 +23,8 @@ from recast.config import read
 from recast.errors import RecastError, first_line
 from recast.files import free_space, replaced
 from recast.lab.config import Recipe
+from recast.lab.config.text import changes, may_change
 from recast.lab.folder.names import STATES
-from recast.lab.recipe import changes, may_change
 from recast.lab.task import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
@@ -91,11 +91,12 @@ def newest_state(folder: Path) -> str:
     return f"the newest state is {paths[-1]}" if paths else "there is no state yet"
 
 
-def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
+def save_state(state: State, settings: dict[str, Any], folder: Path, images: int) -> None:
     """Write this state, then drop all but the `KEPT` newest.
 
-    `images` is the size of the training set, which must be the same on resume. Raises RecastError for weights that are
-    not finite, and if the file cannot be written; the states before it stay as they were.
+    `settings` are `Recipe.plain`, `images` is the size of the training set, which must be the same on resume. Raises
+    RecastError for weights that are not finite, and if the file cannot be written; the states before it stay as they
+    were.
     """
     position = state.position
     for module in dict.fromkeys((state.model, state.evaluated)):
@@ -108,7 +109,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
     names = {id(p): name for name, p in state.model.named_parameters()}
     content = {
         "version": VERSION,
-        "recipe": recipe.model_dump(mode="json"),
+        "recipe": settings,
         "position": asdict(position),
         "images": images,
         "model": state.model.state_dict(),

@@ -23,8 +23,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from recast.errors import RecastError, shown
-from recast.lab.config import ClassifyConfig, Recipe
-from recast.lab.device import choose_device
+from recast.lab.config import ClassifyConfig, TaskConfig
+from recast.lab.data.device import choose_device
 from recast.lab.folder.files import locked
 from recast.modes import computes_as
 
@@ -38,7 +38,7 @@ PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
 class ReportedByFirst(RecastError):
     """An error that the first process reports: the others stop without a message."""
 
-    already_told = True
+    is_reported = True
 
 
 def process_number() -> int:
@@ -101,16 +101,14 @@ def _is_one_of_several() -> bool:
     return True
 
 
-def check_shares(recipe: Recipe) -> None:
+def check_shares(batch_size: int, accumulate: int, task: TaskConfig) -> None:
     """Raise RecastError unless every part of every process gets the same number of images, an even one for Mixup."""
-    parts = process_count() * recipe.accumulate
-    size, rest = divmod(recipe.data.batch_size, parts)
-    settings = (
-        f"data.batch_size {recipe.data.batch_size}, {process_count()} processes and accumulate {recipe.accumulate}"
-    )
+    parts = process_count() * accumulate
+    size, rest = divmod(batch_size, parts)
+    settings = f"data.batch_size {batch_size}, {process_count()} processes and accumulate {accumulate}"
     if rest or not size:
         raise RecastError(f"{settings}: every part must have the same number of images, use a multiple of {parts}")
-    if isinstance(recipe.task, ClassifyConfig) and recipe.task.mixes and size % 2:
+    if isinstance(task, ClassifyConfig) and task.mixes and size % 2:
         raise RecastError(f"{settings} make parts of {size} images, but Mixup and CutMix pair them: use an even number")
 
 

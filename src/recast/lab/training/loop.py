@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -19,13 +19,13 @@ from recast.errors import RecastError
 from recast.io import write_model
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
+from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
-from recast.lab.data.sources import some_images
 from recast.lab.folder.files import write_json
 from recast.lab.folder.names import METRICS_FILE, SCHEDULE_FILE, WEIGHTS
 from recast.lab.folder.records import Epoch, Measured
-from recast.lab.task import task_of
+from recast.lab.task import Setting, task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
@@ -34,10 +34,11 @@ from recast.lab.training.optim import WarmupDecay, check_trainable, learning_rat
 from recast.lab.training.regularization import prepare_, train_mode
 from recast.lab.training.signals import stop_signals, uninterrupted
 from recast.lab.training.step import AMP_DTYPES, Objective, Update
-from recast.lab.training.switches import Switches
+from recast.lab.training.switches import WAKING_IMAGES, Switches
 from recast.layers.cmhsa import gated_layers, recast_layers
 from recast.models.build import Images, constructor
-from recast.models.weights import load_weights_, read_header, read_safetensors
+from recast.models.config import ModelConfig
+from recast.models.weights import check_writable, load_weights_, read_header, read_safetensors
 from recast.surgery.apply import recast_
 from recast.surgery.chosen_forms import ChosenForms, choose_forms_, chosen_forms
 from recast.surgery.plan import Plan
@@ -80,7 +81,7 @@ def fit(
         Interrupted: after Ctrl-C or SIGTERM.
     """
     out = Path(out)
-    check_trainable(recipe)
+    check_trainable(recipe.optim, recipe.amp, recipe.device)
     log, weights = out / METRICS_FILE, out / WEIGHTS
 
     def finished() -> list[dict[str, Any]]:
@@ -88,9 +89,7 @@ def fit(
             raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
         return read_metrics(log) if weights.exists() else []  # written last: the training is finished
 
-    with (
-        distributed.process_group(recipe.device) as device, distributed.held(out), stop_signals() as stop, seeded(0)
-    ):  # fmt: skip
+    with distributed.process_group(recipe.device) as device, distributed.held(out), stop_signals() as stop, seeded(0):
         if rows := on_first(finished):
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
                 final = Plan.from_json(saved, f"{weights}'s plan")  # its pooling is in the model that was given
@@ -102,9 +101,9 @@ def fit(
         return loop.run(resume, on_start)
 
 
-def write_weights(model: nn.Module, path: Path, recipe: Recipe, data: Data, is_buildable: bool = True) -> None:
+def write_weights(model: nn.Module, path: Path, config: ModelConfig, data: Data, is_buildable: bool = True) -> None:
     """Write a weight file with classes, normalisation and, if the network can be rebuilt by name, its constructor."""
-    made_by = constructor(recipe.model, num_classes=len(data.classes)) if is_buildable else None
+    made_by = constructor(config, num_classes=len(data.classes)) if is_buildable else None
     images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
     write_model(model, path, made_by, images, tried=False)
 
@@ -119,9 +118,10 @@ class _Loop:
     ) -> None:  # fmt: skip
         self.data, self.recipe, self.out, self.device = data, recipe, out, device
         self.stop, self.on_step = stop, on_step
-        distributed.check_shares(recipe)
+        distributed.check_shares(recipe.data.batch_size, recipe.accumulate, recipe.task)
+        check_writable(model)  # before anything is trained: the end, and a resume, load into it
         self.batches = len(self._loader(epoch=1, start=0))
-        switches = Switches.of(recipe, plan)
+        switches = Switches.of(recipe.schedule, recipe.epochs, plan)
         name = name or ("recast" if recast_layers(model) or switches else "parent")
         self.journal = Journal(recipe, out, name, self.batches, progress)
         prepare_(model.to(device), recipe)
@@ -134,7 +134,9 @@ class _Loop:
             torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16"),
             None if decay is None else ModelEmaV3(model, decay=decay), switches=switches,
         )  # fmt: skip
-        self.objective = Objective(recipe, data, model, parent, self.batches, device)
+        steps, amp = recipe.epochs * self.batches, AMP_DTYPES.get(recipe.amp)
+        setting = Setting(steps, device, amp, recipe.regularization.freeze)
+        self.objective = Objective(recipe.task, data, model, parent, setting)
         self.state.loss = self.objective.stateful
         self.compiled: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
         network = distributed.wrapped(self.compiled, device)
@@ -163,7 +165,7 @@ class _Loop:
         self.model.eval()
         if is_first():
             path = self.out / WEIGHTS
-            write_weights(self.model, path, self.recipe, self.data, self.objective.task.keeps_network)
+            write_weights(self.model, path, self.recipe.model, self.data, self.objective.task.keeps_network)
         if self._is_stop_requested():
             raise Interrupted("interrupted: state saved; this training is finished", saved=True)
         return on_first(lambda: read_metrics(self.journal.path))
@@ -203,7 +205,7 @@ class _Loop:
         if position.step == 0:
             self._switch()
             self._tune()
-        train_mode(self.model, recipe)
+        train_mode(self.model, recipe.regularization.freeze, recipe.model.num_classes)
         self.journal.start_epoch(position)
         loader = self._loader(position.epoch, position.step)
         begin = time.perf_counter()
@@ -244,7 +246,10 @@ class _Loop:
             return
         if layers := switches.due(epoch):
             before = Measured(*on_first(lambda: self._measured_after(epoch - 1)))
-            switches.take_(epoch, before, state.model, state.optimizer, state.ema, self.recipe, self.data)
+            averages = [] if state.ema is None else [state.ema.module]
+            images = self._images(self.data.train.plain(), WAKING_IMAGES)
+            recipe = self.recipe
+            switches.take_(epoch, before, state.model, state.optimizer, averages, recipe.optim, recipe.seed, images)
             self._wrap_again()
             self.journal.say(f"note: epoch {epoch}: {', '.join(layers)} → attention")
         last = switches.record.switches[-1] if switches.record.switches else None
@@ -260,7 +265,7 @@ class _Loop:
 
         def measured() -> ChosenForms:
             count = max(1, recipe.data.batch_size // (process_count() * recipe.accumulate))
-            images = next(some_images(self.data.train, count, recipe, self.data, self.device))
+            images = next(self._images(self.data.train, count))
             with torch.autocast(self.device.type, AMP_DTYPES.get(recipe.amp), enabled=recipe.amp != "off"):
                 self.journal.say(str(tune_(self.model, images)))
             return chosen_forms(self.model) or ChosenForms()
@@ -284,12 +289,15 @@ class _Loop:
         """Return validation loss and the task's metrics; names of unreadable images go to `skipped`."""
         self.state.evaluated.eval()
         distributed.share_(self.state.evaluated, weights=False)
-        return validate(self.state.evaluated, self.data, self.recipe, self.device, skipped, self.stop)
+        return validate(self.state.evaluated, self.data, self.recipe.data, self.device, skipped, self.stop)
+
+    def _images(self, part: LabelledImages, count: int) -> Iterator[Tensor]:
+        return self.data.some(part, count, self.recipe.data, self.recipe.seed, self.device)
 
     def _probe(self) -> list[Tensor]:
         """Return the first `PROBED` validation images, or nothing for a network without recast layers."""
         if self.probe is None and recast_layers(self.state.evaluated):
-            self.probe = list(some_images(self.data.val, PROBED, self.recipe, self.data, self.device))
+            self.probe = list(self._images(self.data.val, PROBED))
         return self.probe or []
 
     def _finish(self, lag: int = 0) -> bool:
@@ -348,16 +356,24 @@ class _Loop:
         """Wait for the device, check every loss and write the state."""
         self._finish()
         with uninterrupted():
-            on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
+            on_first(lambda: save_state(self.state, self.recipe.plain(), self.out, len(self.data.train)))
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data
         return Loader(
-            **task_of(recipe).loading(recipe, self.data), batch_size=config.batch_size, shuffle_seed=recipe.seed,
-            epoch=epoch, start=start, workers=config.workers, repeats=recipe.augment.repeats, drop_last=True,
-            part=distributed.process_number(), parts=process_count(), pin_memory=self.device.type == "cuda",
+            **task_of(recipe.task).loading(recipe.task, self.data),
+            batch_size=config.batch_size,
+            shuffle_seed=recipe.seed,
+            epoch=epoch,
+            start=start,
+            workers=config.workers,
+            repeats=recipe.augment.repeats,
+            drop_last=True,
+            part=distributed.process_number(),
+            parts=process_count(),
+            pin_memory=self.device.type == "cuda",
             bad_image=config.bad_image,
-        )  # fmt: skip
+        )
 
     def _diverged(self, reason: str) -> None:
         raise (RecastError if is_first() else distributed.ReportedByFirst)(

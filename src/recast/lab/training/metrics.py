@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from recast.analysis.wakefulness import wakefulness
 from recast.errors import RecastError, listed
 from recast.files import write_text
-from recast.lab.config import Recipe
+from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import Data, Loader
+from recast.lab.evaluation.suites import METRICS
 from recast.lab.folder.files import json_line, read_lines
 from recast.lab.folder.names import METRICS_FILE
 from recast.lab.folder.records import Epoch, Wakefulness
-from recast.lab.suites import METRICS
 from recast.lab.task import task_named, task_of
 from recast.lab.training.checkpoint import Position
 from recast.lab.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
@@ -31,9 +31,13 @@ from recast.layers.gpsa import GPSA
 
 @torch.no_grad()
 def validate(
-    model: nn.Module, data: Data, recipe: Recipe, device: torch.device, skipped: list[str] | None = None,
+    model: nn.Module,
+    data: Data,
+    config: DataConfig,
+    device: torch.device,
+    skipped: list[str] | None = None,
     stop: Event | None = None,
-) -> tuple[float, ...]:  # fmt: skip
+) -> tuple[float, ...]:
     """Return the mean loss over `data.val` and the metrics of `Task.validation`, in full precision.
 
     The model is left in eval mode. The names of unreadable images go to `skipped`. Several processes share the images,
@@ -44,7 +48,7 @@ def validate(
         Stopped: if `stop` is set, unless several processes share the validation.
     """
     model.eval()
-    config, meter = recipe.data, task_named(data.val.task).meter(data)
+    meter = task_named(data.val.task).meter(data)
     totals = torch.zeros(2, dtype=torch.float64)  # loss, images
     loader = Loader(
         data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
@@ -134,7 +138,7 @@ class Journal:
             os.fsync(file.fileno())
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "
         text = f"{self.name:>9}  epoch {row.epoch:>3}/{self.recipe.epochs}  {train} "
-        metric = task_of(self.recipe).main[1]
+        metric = task_of(self.recipe.task).main[1]
         text += (
             f"val loss {row.val_loss:.3f}  {METRICS[metric].in_text} {row.metrics[metric]:.2f} %  {row.seconds:.1f} s"
         )

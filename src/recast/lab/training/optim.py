@@ -31,8 +31,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from recast.errors import RecastError, suggest
-from recast.lab.config import OptimConfig, Recipe
-from recast.lab.device import choose_device
+from recast.lab.config import OptimConfig
+from recast.lab.data.device import choose_device
 from recast.layers.cmhsa import gated_layers
 from recast.surgery.parameters import param_groups
 
@@ -44,11 +44,11 @@ POWERS = {"poly": 0.9, "linear": 1.0}
 STEPS = 27 / 36, 33 / 36
 
 
-def check_trainable(recipe: Recipe) -> None:
+def check_trainable(config: OptimConfig, amp: str, device: str) -> None:
     """Raise RecastError for an optimizer timm does not provide, or an invalid value."""
-    optimizer_options(recipe.optim)
-    if recipe.amp == "fp16" and choose_device(recipe.device).type != "cuda":
-        raise RecastError(f"amp='fp16' requires a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")
+    optimizer_options(config)
+    if amp == "fp16" and choose_device(device).type != "cuda":
+        raise RecastError(f"amp='fp16' requires a CUDA device, got {device}: use amp='bf16' or amp='off'")
 
 
 def optimizer_options(config: OptimConfig) -> dict[str, Any]:

@@ -14,16 +14,16 @@ from torch import nn
 
 from recast.analysis.transformers import is_attention
 from recast.errors import RecastError, first_line
-from recast.lab.config import LabelsConfig, Recipe
-from recast.lab.config.tasks import ModelTeacher
+from recast.lab.config import Freeze, Recipe
+from recast.lab.config.recipe import PaperConfig
+from recast.lab.config.tasks import ModelTeacher, TeacherConfig
+from recast.lab.config.text import changes, may_change, override
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import read_labels
-from recast.lab.folder.names import COARSE_FILE, PARENT_WEIGHTS, RECIPE
+from recast.lab.folder.names import PARENT_WEIGHTS, RECIPE
 from recast.lab.folder.run import RunFolder, is_kept_parent
-from recast.lab.recipe import changes, functions_of, may_change, override
-from recast.lab.scales import batch_norms
 from recast.lab.task import task_of
 from recast.lab.training.distributed import check_shares
 from recast.lab.training.optim import check_trainable
@@ -35,6 +35,7 @@ from recast.modes import in_eval
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
+from recast.surgery.scales import batch_norms
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Prepared:
     """The run folder must hold the parent's weights: they are random, or the classifier is new."""
     pixels: str
     """Line with size and normalisation of the images."""
-    coarse: str | None
-    """Content of the file of coarse classes, for the run folder."""
+    files: Mapping[str, str]
+    """Texts for the run folder by the names of their files (`PaperConfig.files`)."""
 
 
 def with_task(recipe: Recipe) -> Recipe:
@@ -76,95 +77,118 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     completed = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if recipe.data.img_size is None:
         recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
-    if changed := changes(stored, with_size(recipe), ignore=(*may_change(), *completed)):
+    if changed := changes(stored, recipe.sized(), ignore=(*may_change(), *completed)):
         raise RecastError(
             f"{out} was started with other settings ({', '.join(changed)}): continue it with "
-            f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
+            f"{follow_up('train', '--resume', str(out), functions=recipe.functions)}, or start a new run from "
             f"{out / RECIPE}"
         )
     # paths that `recipe` leaves open stay as they were, and so do weights of the parent in the run folder
     checkpoint = stored.model.checkpoint
     if checkpoint is None or Path(checkpoint).parent != out.resolve():
         checkpoint = recipe.model.checkpoint or checkpoint
-    data = {"workers": recipe.data.workers, "data_dir": recipe.data.data_dir or stored.data.data_dir,
-            "labels_file": recipe.data.labels_file or stored.data.labels_file}  # fmt: skip
-    task = recipe.task
+    data = stored.data.replace(
+        workers=recipe.data.workers,
+        data_dir=recipe.data.data_dir or stored.data.data_dir,
+        labels_file=recipe.data.labels_file or stored.data.labels_file,
+    )
+    task, model = recipe.task, stored.model.replace(checkpoint=checkpoint)
     if isinstance(recipe.teacher, ModelTeacher) and recipe.teacher.teacher_checkpoint is None:
         task = stored.task
-    return recipe.replace(
-        data=stored.data.replace(**data), model=stored.model.replace(checkpoint=checkpoint), task=task,
-        papers=stored.papers,
-    )  # fmt: skip
-
-
-def with_size(recipe: Recipe) -> Recipe:
-    """Return the recipe with the image size that the network is built for, unless the recipe has a size."""
-    if recipe.data.img_size is not None or recipe.model.input_size is None:
-        return recipe
-    return recipe.replace(data=recipe.data.replace(img_size=recipe.model.input_size))
+    return recipe.replace(data=data, model=model, task=task, papers=stored.papers)
 
 
 def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     """Load data and parent, and plan. Raises RecastError for every mistake, before anything is written."""
-    check_trainable(recipe)
-    check_shares(recipe)
-    if not resume and (recipe.model.checkpoint or recipe.model.pretrained):
-        for paper in recipe.papers.values():
-            paper.check_trained()
-    recipe, task = with_size(recipe), task_of(recipe)
-    data = load_data(recipe.data, recipe.augmentation, recipe.labels, recipe.model.in_chans)
-    _check_images(recipe, data)
+    check_trainable(recipe.optim, recipe.amp, recipe.device)
+    check_shares(recipe.data.batch_size, recipe.accumulate, recipe.task)
+    check_trained_weights(recipe.model, recipe.papers, resume)
+    recipe, task = recipe.sized(), task_of(recipe.task)
+    data = load_data(recipe.data, recipe.augmentation, recipe.grouping, recipe.model.in_chans)
+    check_images(data, recipe.data.batch_size, recipe.augment.repeats)
+    task.check_data(data)
     config = task.network(recipe.model, data)
     remedy = "continue with the data it was started with" if resume else NEW_HEAD
-    parent = _build_parent(recipe, config, data, remedy)
+    parent = _built(config, data, remedy, recipe.papers, recipe.seed)
+    with seeded(mix_seed("embedding", recipe.seed)):
+        parent = task.adapt_(parent, recipe.task, len(data.classes))
     size = data.img_size
     data, pixels = data.fitted_to(parent)
     if data.img_size != size:
         recipe = recipe.replace(data=recipe.data.replace(img_size=data.img_size))
     is_new = _has_new_classifier(config, parent, data) or is_kept_parent(config.checkpoint)
-    if is_new and recipe.teacher.kind == "parent":
-        raise RecastError(
-            "task.teacher.kind=parent: the parent has a new, untrained classifier. Train it on these classes first "
-            "(--where none), then give its weights as --checkpoint"
-        )
+    check_teacher(recipe.teacher, is_new)
     task.check_outputs(_outputs(parent, data, config.name), data, config.name)
-    _check_frozen(recipe, parent)
+    check_frozen(recipe.regularization.freeze, parent, config.name, recipe.has_layers)
     planned = None
     if not recipe.is_plain:
-        if recipe.has_layers and (layers := recast_layers(parent)):
-            raise RecastError(
-                f"{config.checkpoint or config.name} is already recast ({next(iter(layers))}): start from its parent, "
-                "or fine-tune it with --where none"
-            )
+        check_not_recast(parent, config, recipe.has_layers)
         selected = recipe.selection
         where = selected[0] if len(selected) == 1 else selected
         planned = plan(parent, data.example, recipe.recast, where=where, max_tokens=recipe.max_tokens, pool=recipe.pool)
     keeps_parent = is_new and planned is not None and not resume
-    recipe, coarse = _completed(recipe, config, data, out, keeps_parent)
-    return Prepared(recipe, data, parent, planned, keeps_parent, pixels, coarse)
+    papers, files = _with_copies(recipe.papers, out)
+    recipe = recipe.replace(
+        model=_completed(config, len(data.classes), out, keeps_parent),
+        data=recipe.data.replace(mean=data.mean, std=data.std),
+        papers=papers,
+    )
+    return Prepared(recipe, data, parent, planned, keeps_parent, pixels, files)
 
 
-def _check_images(recipe: Recipe, data: Data) -> None:
-    """Raise RecastError for images that this recipe cannot train on."""
+def check_trained_weights(config: ModelConfig, papers: Mapping[str, PaperConfig], resume: bool) -> None:
+    """Raise RecastError for settings of papers that would overwrite trained weights."""
+    if not resume and (config.checkpoint or config.pretrained):
+        for paper in papers.values():
+            paper.check_trained()
+
+
+def check_images(data: Data, batch_size: int, repeats: int) -> None:
+    """Raise RecastError for data without one of its parts, and for a batch larger than the training set."""
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
         raise RecastError(f"{data.name} has no {missing[0]} images: training requires both parts")
-    Loader(  # raises for a batch larger than the training set
-        data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
-    )
-    task_of(recipe).check_data(recipe, data)
+    Loader(data.train, batch_size, shuffle_seed=0, repeats=repeats, drop_last=True)
 
 
-def _build_parent(recipe: Recipe, config: ModelConfig, data: Data, remedy: str) -> nn.Module:
-    """Return the network that the run starts from, as its task trains it; `remedy` is for data of other classes."""
-    with seeded(mix_seed("parent", recipe.seed)):
+def check_teacher(config: TeacherConfig, is_new: bool) -> None:
+    """Raise RecastError for a parent that teaches although its classifier `is_new`."""
+    if is_new and config.kind == "parent":
+        raise RecastError(
+            "task.teacher.kind=parent: the parent has a new, untrained classifier. Train it on these classes first "
+            "(--where none), then give its weights as --checkpoint"
+        )
+
+
+def check_frozen(freeze: Freeze, parent: nn.Module, name: str, has_layers: bool) -> None:
+    """Raise RecastError if the network `name` has no layer of the kind that `freeze` would train."""
+    trains = {
+        "all_but_attention": has_layers or any(map(is_attention, parent.modules())),
+        "all_but_batch_norm": batch_norms(parent),
+    }
+    if not trains.get(freeze, True):
+        layers = freeze.removeprefix("all_but_").replace("_", " ")
+        raise RecastError(f"regularization.freeze={freeze}: {name} has no {layers}; take freeze=trunk")
+
+
+def check_not_recast(parent: nn.Module, config: ModelConfig, has_layers: bool) -> None:
+    """Raise RecastError for a parent that is recast already."""
+    if has_layers and (layers := recast_layers(parent)):
+        raise RecastError(
+            f"{config.checkpoint or config.name} is already recast ({next(iter(layers))}): start from its parent, "
+            "or fine-tune it with --where none"
+        )
+
+
+def _built(config: ModelConfig, data: Data, remedy: str, papers: Mapping[str, PaperConfig], seed: int) -> nn.Module:
+    """Return the network that the run starts from; `remedy` is for data of other classes."""
+    with seeded(mix_seed("parent", seed)):
         parent = build(config, num_classes=len(data.classes), advice=remedy)
         if not (config.checkpoint or config.pretrained):
-            for paper in recipe.papers.values():
+            for paper in papers.values():
                 paper.draw_(parent)
     if not _has_new_classifier(config, parent, data):
         order_classes_(parent, data, str(config.checkpoint or config.name), remedy)
-    with seeded(mix_seed("embedding", recipe.seed)):
-        return task_of(recipe).adapt_(parent, recipe, len(data.classes))
+    return parent
 
 
 def _has_new_classifier(config: ModelConfig, parent: nn.Module, data: Data) -> bool:
@@ -195,30 +219,21 @@ def _outputs(parent: nn.Module, data: Data, name: str) -> Any:
         ) from None
 
 
-def _check_frozen(recipe: Recipe, parent: nn.Module) -> None:
-    """Raise RecastError if the network has no layer of the kind that the recipe would train."""
-    freeze = recipe.regularization.freeze
-    trains = {
-        "all_but_attention": recipe.has_layers or any(map(is_attention, parent.modules())),
-        "all_but_batch_norm": batch_norms(parent),
-    }
-    if not trains.get(freeze, True):
-        layers = freeze.removeprefix("all_but_").replace("_", " ")
-        raise RecastError(f"regularization.freeze={freeze}: {recipe.model.name} has no {layers}; take freeze=trunk")
+def _completed(config: ModelConfig, classes: int, out: Path, keeps_parent: bool) -> ModelConfig:
+    """Return the config of the parent that replays the run."""
+    config = config.replace(num_classes=config.num_classes or classes)
+    if not keeps_parent:
+        return config
+    path = f"{(out / PARENT_WEIGHTS).resolve()}"
+    return config.replace(checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
 
 
-def _completed(
-    recipe: Recipe, config: ModelConfig, data: Data, out: Path, keeps_parent: bool
-) -> tuple[Recipe, str | None]:
-    """Return the recipe that replays the run, and `Prepared.coarse`."""
-    config = config.replace(num_classes=config.num_classes or len(data.classes))
-    if keeps_parent:
-        path = f"{(out / PARENT_WEIGHTS).resolve()}"
-        config = config.replace(checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
-    papers, coarse = dict(recipe.papers), None
+def _with_copies(papers: Mapping[str, PaperConfig], out: Path) -> tuple[dict[str, PaperConfig], dict[str, str]]:
+    """Return settings of papers that name the copies of their files, and `Prepared.files`."""
+    changed, files = dict(papers), dict[str, str]()
     for name, paper in papers.items():
-        if isinstance(paper, LabelsConfig) and paper.coarse_file is not None:
-            coarse = decode(read_bytes(paper.coarse_file), paper.coarse_file)
-            papers[name] = paper.replace(coarse_file=f"{(out / COARSE_FILE).resolve()}")
-    data_config = recipe.data.replace(mean=data.mean, std=data.std)
-    return recipe.replace(model=config, data=data_config, papers=papers), coarse
+        for field, file in paper.files.items():
+            if (path := getattr(paper, field)) is not None:
+                files[file] = decode(read_bytes(path), path)
+                changed[name] = changed[name].replace(**{field: f"{(out / file).resolve()}"})
+    return changed, files

@@ -19,10 +19,10 @@ from torchvision.ops import StochasticDepth
 from recast.analysis.transformers import is_attention
 from recast.errors import RecastError
 from recast.lab.config import Freeze, Recipe
-from recast.lab.scales import batch_norms
 from recast.layers.attention_pool import attention_pools
 from recast.models.adapt import classifiers
 from recast.modes import computes_as
+from recast.surgery.scales import batch_norms
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
 """Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""
@@ -129,18 +129,17 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model
 
 
-def train_mode(model: nn.Module, recipe: Recipe) -> None:
+def train_mode(model: nn.Module, freeze: Freeze, num_classes: int | None = None) -> None:
     """Set training mode, except for frozen modules.
 
     trunk, all_but_batch_norm: everything but `trained_parts` is in eval mode. batch_norm, all_but_attention: BatchNorm
     uses its stored statistics; dropout and stochastic depth stay on.
     """
-    config = recipe.regularization
     model.train()
-    if config.freeze in ("trunk", "all_but_batch_norm"):
+    if freeze in ("trunk", "all_but_batch_norm"):
         model.eval()
-        for part in trained_parts(model, config.freeze, recipe.model.num_classes):
+        for part in trained_parts(model, freeze, num_classes):
             part.train()
-    if config.freeze in ("batch_norm", "all_but_attention"):
+    if freeze in ("batch_norm", "all_but_attention"):
         for norm in batch_norms(model):
             norm.training = False  # not eval(): timm's BatchNormAct2d holds an activation and a dropout

@@ -8,12 +8,12 @@ import operator
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,15 @@ from torch import Tensor, nn
 from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
+from recast.lab.config.text import save_recipe
+from recast.lab.data.device import surroundings
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.data.sources import some_images
-from recast.lab.device import surroundings
 from recast.lab.folder import names
-from recast.lab.folder.files import number, read_json, read_text, write_json
+from recast.lab.folder.files import number, read_json, write_json
 from recast.lab.folder.run import RunFolder
 from recast.lab.open import check_classes, check_same
-from recast.lab.recipe import functions_of, save_recipe
-from recast.lab.scales import recalibrate_batch_norm_
 from recast.lab.task import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
@@ -45,6 +43,7 @@ from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_
 from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of
 from recast.surgery.records import Left
+from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.schedule import Schedule
 from recast.surgery.verify import verify
 from recast.surgery.wake import wake_, waking_summary
@@ -68,7 +67,7 @@ def train(
                              metrics.jsonl weights.safetensors resume/; schedule.json with a schedule
     out/finetuned/           the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
     out/parent.safetensors   the parent, if its weights are random or its classifier is new
-    out/coarse.csv           a copy of the file of coarse classes, if the recipe names one
+    out/FILE                 a copy of each file that the settings of a paper name (`PaperConfig.files`)
 
     A recipe that recasts nothing (`where: [none]`, `pool.kind: none`) trains the network itself into `out`, without
     plan and control arm.
@@ -102,18 +101,31 @@ def train(
         if resume:
             distributed.on_first(lambda: check_classes(out, prepared.data))
             distributed.on_first(lambda: check_same(out, prepared.data, goes_on=True))
-        try:
-            _Run(prepared, out, device, resume, progress, say, command).train()
-        except (RecastError, OSError):  # after the mistake is fixed, the same command starts again
-            if distributed.is_first() and not resume and not states(out):
-                RunFolder(out).withdraw()
-            raise
-        except KeyboardInterrupt as stopped:
-            command = follow_up("train", "--resume", str(out), functions=functions_of(recipe))
-            saved = isinstance(stopped, distributed.Interrupted) and stopped.saved
-            reason = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(out)}"
-            raise distributed.Interrupted(f"{reason}; continue with: {command}", saved) from None
+        with _ending(out, resume, recipe.functions), _Run(prepared, out, device, resume, progress, say, command) as run:
+            if prepared.plan is None:
+                run.arm(prepared.parent, "trained", out)
+                return out
+            child, plan = run.child(prepared.plan)
+            run.arm(child, "recast", out, plan)
+            if recipe.control:
+                run.arm(prepared.parent, names.CONTROL, out / names.CONTROL)
     return out
+
+
+@contextmanager
+def _ending(out: Path, resume: bool, functions: tuple[str | None, str | None]) -> Iterator[None]:
+    """Withdraw a run that failed before its first state; say how to continue one that was interrupted."""
+    try:
+        yield
+    except (RecastError, OSError):  # after the mistake is fixed, the same command starts again
+        if distributed.is_first() and not resume and not states(out):
+            RunFolder(out).remove_first_files()
+        raise
+    except KeyboardInterrupt as stopped:
+        command = follow_up("train", "--resume", str(out), functions=functions)
+        saved = isinstance(stopped, distributed.Interrupted) and stopped.saved
+        reason = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(out)}"
+        raise distributed.Interrupted(f"{reason}; continue with: {command}", saved) from None
 
 
 def _notes(prepared: Prepared) -> Iterator[str]:
@@ -123,7 +135,7 @@ def _notes(prepared: Prepared) -> Iterator[str]:
         yield f"skipped unreadable images ({len(bad)}): {listed(bad, 5)}"
     if data.in_chans is not None and (recipe.augmentation.auto_augment or recipe.augmentation.color_jitter):
         yield f"auto_augment and color_jitter require RGB: not applied for in_chans={data.in_chans}"
-    yield from task_of(recipe).notes(recipe, data)
+    yield from task_of(recipe.task).notes(recipe.task, data)
     if prepared.plan is not None and (reason := nothing_to_see(prepared.plan)):
         yield f"{reason} (--img-size, --where stage:-2)"
     if isinstance(recipe.recast, BiasGate) and recipe.recast.bias_init > ASLEEP:
@@ -133,7 +145,7 @@ def _notes(prepared: Prepared) -> Iterator[str]:
 
 @dataclass
 class _Run:
-    """Both arms of a run, in its folder."""
+    """A run in its folder; a context in which its arms are trained."""
 
     prepared: Prepared
     out: Path
@@ -147,22 +159,23 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.recipe, self.data, self.parent = self.prepared.recipe, self.prepared.data, self.prepared.parent
+        self.teacher = copy.deepcopy(self.parent) if self.recipe.teacher.kind == "parent" else None
         self.start_time = time.time()
         weights = self.out / names.WEIGHTS
         self.has_begun = distributed.on_first(lambda: bool(states(self.out)) or weights.exists())
 
-    def train(self) -> None:
-        """Train every arm; nothing is written before the run has passed every check."""
+    def __enter__(self) -> Self:
         if not self.has_begun:
             distributed.on_first(self.open)
-        try:
-            self._train_arms()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             distributed.on_first(self.open)  # all arms were finished, but paths may have changed
-        finally:
-            if self.environment:
-                seconds = self.environment["seconds"] + time.time() - self.start_time
-                with suppress(OSError):  # a full disk must not hide why the run ended
-                    write_json(self.out / names.ENVIRONMENT, {**self.environment, "seconds": round(seconds, 1)})
+        if self.environment:
+            seconds = self.environment["seconds"] + time.time() - self.start_time
+            with suppress(OSError):  # a full disk must not hide why the run ended
+                write_json(self.out / names.ENVIRONMENT, {**self.environment, "seconds": round(seconds, 1)})
 
     def open(self) -> None:
         """Write once what is known before training; recipe.yaml comes after the files that resuming requires."""
@@ -175,11 +188,11 @@ class _Run:
             write_text(self.out / names.FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
             if line := report_duplicates(self.data, self.out):
                 self.say(line)
-        if self.prepared.coarse is not None:
-            write_text(self.out / names.COARSE_FILE, self.prepared.coarse)
+        for name, text in self.prepared.files.items():
+            write_text(self.out / name, text)
         if self.prepared.keeps_parent:
-            parent = task_of(self.recipe).undone(self.parent)
-            write_weights(parent, self.out / names.PARENT_WEIGHTS, self.recipe, self.data)
+            parent = task_of(self.recipe.task).undone(self.parent)
+            write_weights(parent, self.out / names.PARENT_WEIGHTS, self.recipe.model, self.data)
         save_recipe(self.recipe, self.out / names.RECIPE)  # also on resume: paths may have changed
         self.environment = {
             **surroundings(self.device),
@@ -190,33 +203,32 @@ class _Run:
         }
         write_json(path, self.environment)
 
-    def _train_arms(self) -> None:
-        """Train the recast arm and the control arm, or the parent alone if nothing is recast."""
-        recipe, schedule = self.recipe, self.recipe.schedule
-        teacher = copy.deepcopy(self.parent) if recipe.teacher.kind == "parent" else None
-        arm = partial(
-            fit, data=self.data, resume=self.resume, progress=self.progress, parent=teacher, on_start=self.open
-        )
-        if self.prepared.plan is None:
-            arm(self.parent, recipe=recipe, out=self.out, name="trained")
-            return
+    def child(self, plan: Plan) -> tuple[nn.Module, Plan]:
+        """Return the network that the recast arm starts with, and its plan; verify it if the run has not begun."""
+        is_during = self.recipe.schedule.is_during
         if self.has_begun:
-            plan = Plan.from_json(read_text(self.out / names.PLAN), str(self.out / names.PLAN))
-            child = copy.deepcopy(self.parent)
-            if not schedule.is_during:
+            plan, child = RunFolder(self.out).plan(), copy.deepcopy(self.parent)
+            if not is_during:
                 recast_(child, plan)  # `fit` loads the weights
         else:
-            child, plan = self._recast(self.prepared.plan)
+            child, plan = self._recast(plan)
             distributed.on_first(lambda: write_text(self.out / names.PLAN, plan.to_json()))
-        if schedule.is_during and plan.pool is not None:
-            with seeded(mix_seed("pool", recipe.seed)):
+        if is_during and plan.pool is not None:
+            with seeded(mix_seed("pool", self.recipe.seed)):
                 recast_(child, plan.without_steps())
-        arm(child, recipe=recipe, out=self.out, name="recast", plan=plan if schedule.is_during else None)
-        if schedule.is_during:
-            distributed.on_first(lambda: write_text(self.out / names.PLAN, plan_as_trained(plan, child).to_json()))
-        if recipe.control:
-            unscheduled = recipe.replace(schedule=schedule.start)
-            arm(self.parent, recipe=unscheduled, out=self.out / names.CONTROL, name=names.CONTROL)
+        return child, plan
+
+    def arm(self, model: nn.Module, name: str, out: Path, plan: Plan | None = None) -> None:
+        """Train an arm into a folder; with the schedule of the recipe if it is the recast one, which has a plan."""
+        schedule = self.recipe.schedule if plan is not None else self.recipe.schedule.start
+        recipe = self.recipe if name == "trained" else self.recipe.replace(schedule=schedule)
+        scheduled = plan if schedule.is_during else None
+        fit(
+            model, self.data, recipe, out, resume=self.resume, progress=self.progress, name=name,
+            parent=self.teacher, plan=scheduled, on_start=self.open,
+        )  # fmt: skip
+        if scheduled is not None:
+            distributed.on_first(lambda: write_text(out / names.PLAN, plan_as_trained(scheduled, model).to_json()))
 
     def _recast(self, plan: Plan) -> tuple[nn.Module, Plan]:
         """Recast the parent and verify it. Returns the network that training starts with, and its plan.
@@ -240,11 +252,13 @@ class _Run:
         return child, applied_plan(child)
 
     def _training_images(self, count: int) -> Iterator[Tensor]:
-        return some_images(self.data.train.plain(), count, self.recipe, self.data, self.device)
+        recipe = self.recipe
+        return self.data.some(self.data.train.plain(), count, recipe.data, recipe.seed, self.device)
 
     def _verify(self, child: nn.Module, plan: Plan, schedule: Schedule | None) -> None:
         """Compare parent and child on the first VERIFIED validation images; write and report the result."""
-        batches = some_images(self.data.val, VERIFIED, self.recipe, self.data, self.device, whole=True)
+        recipe = self.recipe
+        batches = self.data.some(self.data.val, VERIFIED, recipe.data, recipe.seed, self.device, whole=True)
         verified = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
         write_json(self.out / names.VERIFY_FILE, verified.to_dict())
         images = f"{verified.images} validation images"

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.transforms.v2.functional import normalize
 
-from recast.lab.config import ClassifyConfig, Recipe
+from recast.lab.config import ClassifyConfig, Recipe, TaskConfig
 from recast.lab.config.tasks import Teaching
 from recast.lab.data import Data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.seeding import mix_seed, seed_cpu
-from recast.lab.task import task_of
+from recast.lab.task import Setting, task_of
 from recast.lab.training.checkpoint import State
 from recast.lab.training.distill import Distillation, build_teacher, train_token_
 from recast.lab.training.distributed import process_count, process_number
@@ -39,26 +39,23 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
 
 
 class Objective:
-    """The loss of the recipe's task, with a teacher if it has one. `parent` is that of `task.teacher.kind=parent`."""
+    """The loss of a task, with a teacher if it has one. `parent` is that of `task.teacher.kind=parent`."""
 
     def __init__(
-        self, recipe: Recipe, data: Data, student: nn.Module, parent: nn.Module | None, batches: int,
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        config, amp = recipe.teacher, AMP_DTYPES.get(recipe.amp)
-        self.task = task_of(recipe)
-        self.label_loss = self.task.loss(recipe.task, data)
-        steps = recipe.epochs * batches
-        self.stateful = self.task.stateful_loss(recipe, data, student, self.label_loss, steps, device, amp)
+        self, config: TaskConfig, data: Data, student: nn.Module, parent: nn.Module | None, setting: Setting
+    ) -> None:
+        self.task, teaching = task_of(config), getattr(config, "teacher", None)
+        self.label_loss = self.task.loss(config, data)
+        self.stateful = self.task.stateful_loss(config, data, student, self.label_loss, setting)
         self.distillation: Distillation | None = None
-        if isinstance(config, Teaching):
+        if isinstance(teaching, Teaching):
+            size, norm = data.img_size, (data.mean, data.std)
             teacher = build_teacher(
-                config, parent, len(data.classes), student=(data.mean, data.std), img_size=data.img_size,
-                device=device, amp=amp,
-            )  # fmt: skip
+                teaching, parent, len(data.classes), student=norm, img_size=size, device=setting.device, amp=setting.amp
+            )
             order_classes_(teacher.model, data, "the teacher", remedy="choose a teacher trained on them")
             train_token_(student)
-            self.distillation = Distillation(config, teacher, self.label_loss)
+            self.distillation = Distillation(teaching, teacher, self.label_loss)
 
     def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss over the images of a part."""

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from timm.utils import ModelEmaV3
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recast.errors import RecastError
-from recast.lab.config import Recipe
-from recast.lab.data import Data
+from recast.lab.config import OptimConfig, ScheduleConfig
 from recast.lab.data.seeding import mix_seed, seeded_on
-from recast.lab.data.sources import some_images
 from recast.lab.folder.records import Measured, Switch, Switching
 from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
@@ -35,43 +34,45 @@ class Switches:
     record: Switching
 
     @classmethod
-    def of(cls, recipe: Recipe, plan: Plan | None) -> Switches | None:
-        """Return the switches of a recipe; None if nothing is recast during training.
+    def of(cls, config: ScheduleConfig, epochs: int, plan: Plan | None) -> Switches | None:
+        """Return the switches of a schedule; None if nothing is recast during training.
 
         Raises RecastError for a schedule without a plan, a plan without a schedule, and dates outside of the training.
         """
         if plan is None:
-            if recipe.schedule.is_during:
-                raise RecastError(
-                    f"schedule={recipe.schedule.kind} recasts during training: pass fit(plan=plan(model, …))"
-                )
+            if config.is_during:
+                raise RecastError(f"schedule={config.kind} recasts during training: pass fit(plan=plan(model, …))")
             return None
-        if (schedule := recipe.schedule.dated(plan, recipe.epochs)) is None:
+        if (schedule := config.dated(plan, epochs)) is None:
             raise RecastError("fit(plan=...) is for layers that are recast during training: set recipe.schedule")
-        return cls(plan, Switching(schedule=schedule, epochs=recipe.epochs, switches=[]))
+        return cls(plan, Switching(schedule=schedule, epochs=epochs, switches=[]))
 
     def due(self, epoch: int) -> tuple[str, ...]:
         """Return the layers to recast before `epoch` that are still convolutions."""
         return tuple(layer for layer in self.record.schedule.due(epoch) if layer not in self.record.switched)
 
     def take_(
-        self, epoch: int, before: Measured, model: nn.Module, optimizer: Optimizer, ema: ModelEmaV3 | None,
-        recipe: Recipe, data: Data,
-    ) -> None:  # fmt: skip
+        self,
+        epoch: int,
+        before: Measured,
+        model: nn.Module,
+        optimizer: Optimizer,
+        averages: list[nn.Module],
+        rates: OptimConfig,
+        seed: int,
+        images: Iterator[Tensor],
+    ) -> None:
         """Recast the layers that are due before `epoch`. Random numbers of the new layers are seeded by (seed, epoch).
 
-        With query_key=images, queries and keys are computed from the present inputs of the layers.
+        With query_key=images, queries and keys are computed from the inputs of the layers for `images`.
         """
         layers, device = self.due(epoch), next(model.parameters()).device
-        averages = [] if ema is None else [ema.module]
-        with seeded_on(device, mix_seed("switch", recipe.seed, epoch)):
+        with seeded_on(device, mix_seed("switch", seed, epoch)):
             recast_during_training_(
-                model, optimizer, self.plan, layers, averages=averages, gate_lr=recipe.optim.gate_lr,
-                qk_lr=recipe.optim.qk_lr,
-            )  # fmt: skip
+                model, optimizer, self.plan, layers, averages=averages, gate_lr=rates.gate_lr, qk_lr=rates.qk_lr
+            )
         if self.plan.config.query_key == "images" and layers:
-            images = some_images(data.train.plain(), WAKING_IMAGES, recipe, data, device)
-            wake_(model, images, self.plan.config.logit_std, recipe.seed, layers)
+            wake_(model, images, self.plan.config.logit_std, seed, layers)
             for average in averages:  # so far the average of one value
                 for path in (f"{name}.{matrix}" for name in layers for matrix in ("query", "key")):
                     average.get_parameter(path).detach().copy_(model.get_parameter(path).detach())

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from recast.lab.trial.answer import Answer
-from recast.lab.trial.run import try_
+from typing import TYPE_CHECKING
 
-__all__ = ["Answer", "try_"]
+from recast.lab.plugins import public_names
+
+if TYPE_CHECKING:
+    from recast.lab.trial.answer import Answer as Answer
+    from recast.lab.trial.run import try_ as try_
+
+__getattr__ = public_names(__name__, {"Answer": "answer", "try_": "run"})

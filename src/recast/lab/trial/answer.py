@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from rich.table import Table
 
+from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.folder.records import UNIFORM, Wakefulness
-from recast.lab.report.formats import decimal, plural, signed, three_digits
-from recast.lab.statistics import POINTS, interval
+from recast.lab.pages.formats import decimal, plural, signed, three_digits
 from recast.surgery.table import render
 
 Worth = Literal["yes", "no", "unclear"]
@@ -27,7 +27,7 @@ ENOUGH_UPDATES, ENOUGH_EPOCHS = 100, 1
 EARLY = 0.01
 """Probability, of 0.05, of a wrong interval in a look before the last seed."""
 CLOCK = 1.1
-"""Equal time is undecided if the measured ratio of a recast to a fine-tuned step moved by more than this factor."""
+"""Equal time is uncertain if the measured ratio of a recast to a fine-tuned step moved by more than this factor."""
 Right = Sequence[Sequence[bool]]
 """Of an arm: for each seed, which validation images are right."""
 
@@ -81,6 +81,8 @@ class Facts:
     notes: tuple[str, ...] = ()
     ratios: tuple[float, ...] = ()
     """Seconds of a recast update relative to a fine-tuned one, as measured again and again."""
+    ratio: float = 1.0
+    """Updates of the arm fine-tuned for equal time, relative to the others."""
 
     @property
     def is_short(self) -> bool:
@@ -91,6 +93,19 @@ class Facts:
     def is_clock_steady(self) -> bool:
         """Return True if the ratios differ by a tenth at most, so that equal time is what it says."""
         return not self.ratios or max(self.ratios) <= CLOCK * min(self.ratios)
+
+    def decide(self, updates: Gain, time: Gain) -> Worth:
+        """Return the verdict at equal time.
+
+        With an unsteady clock it must hold for every measured ratio: a yes over fine-tuning that was trained for the
+        largest, a no already at equal updates, where fine-tuning has less time than recasting.
+        """
+        worth = verdict(time.low, time.high)
+        if self.is_clock_steady:
+            return worth
+        if worth == "yes" and max(self.ratios) <= CLOCK * self.ratio:
+            return "yes"
+        return "no" if verdict(updates.low, updates.high) == "no" and min(self.ratios) >= 1 else "unclear"
 
 
 @dataclass(frozen=True)
@@ -188,19 +203,22 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
         facts: of the trial.
 
     Returns:
-        An `Answer`: the `verdict` on the gain at equal time, but unclear if the trial could not show anything: too few
-        updates or epochs, one seed, an unsteady clock, no trained arm ahead of the network as it is, heads asleep.
+        An `Answer`: the verdict on the gain at equal time (`Facts.decide`), but unclear if the trial could not show
+        anything: too few updates or epochs, one seed, a clock that decides, no trained arm ahead of the network as it
+        is, heads asleep.
     """
     seeds, images = len(right["recast"]), len(right["recast"][0])
     sure = confidence(seeds, facts.seeds)
     gains = {over: _gain(over, right, sure) for over in ("finetuned", "longer", "added") if over in right}
     updates, time = gains["finetuned"], gains["longer"]
     heads, awake = (attention.heads, attention.awake) if attention else (0, 0)
-    doubts = _doubts(arms, seeds, facts)
+    worth = facts.decide(updates, time)
+    doubts = _doubts(arms, seeds, facts, worth)
     if attention is not None and attention.slept:
         start = "; --query-key images starts them elsewhere" if attention.entropy >= UNIFORM else ""
         doubts.append(f"{attention}: this is no evidence about attention{start}")
-    worth: Worth = "unclear" if doubts else verdict(time.low, time.high)
+    if doubts:
+        worth = "unclear"
     why = f" {doubts[0][:1].upper()}{doubts[0][1:]}." if doubts else ""
     of_seeds = plural(seeds, "seed") if seeds == facts.seeds else f"{seeds} of at most {plural(facts.seeds, 'seed')}"
     sentence = (
@@ -222,8 +240,8 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
     return Answer(worth, sentence, tuple(changes), tuple(arms), gains, heads, awake, seeds, images, sure, facts)
 
 
-def _doubts(arms: Sequence[ArmLine], seeds: int, facts: Facts) -> list[str]:
-    """Return the reasons for which a trial decides nothing, whatever its intervals."""
+def _doubts(arms: Sequence[ArmLine], seeds: int, facts: Facts, worth: Worth) -> list[str]:
+    """Return the reasons for which a trial decides nothing, whatever its intervals; `worth` is their verdict."""
     doubts = list[str]()
     if facts.is_short:
         doubts.append(
@@ -232,7 +250,7 @@ def _doubts(arms: Sequence[ArmLine], seeds: int, facts: Facts) -> list[str]:
         )
     if seeds == 1:
         doubts.append("one seed, so that the intervals are over the images only")
-    if not facts.is_clock_steady:
+    if worth == "unclear" and not facts.is_clock_steady:
         doubts.append(
             f"a recast update took {min(facts.ratios):.2f} to {max(facts.ratios):.2f} times a fine-tuned one while "
             "the trial ran, so that equal time is undecided; run it in a new folder on an idle machine"

@@ -30,7 +30,7 @@ from recast.surgery.stride import replace_module_
 from recast.surgery.wake import wake_
 
 Arm = Literal["parent", "finetuned", "longer", "added", "recast"]
-ARMS: dict[Arm, str] = {
+ARM_NAMES: dict[Arm, str] = {
     "parent": "as it is",
     "finetuned": "fine-tuned",
     "longer": "fine-tuned (equal time)",
@@ -49,7 +49,7 @@ WAKING, WATCHED = 256, 64
 """Numbers of images that queries and keys start from, and on which attention is measured."""
 HEAD_UPDATES, HEAD_BATCH, HEAD_RATE = 300, 256, 1e-2
 """Training of a new classifier on what enters it."""
-POINTS, DIVERGED = 20, 1e9
+CURVE_POINTS, DIVERGED = 20, 1e9
 """Number of points of a loss curve; stand-in for a loss that is not finite, which JSON does not support."""
 
 
@@ -110,7 +110,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Run(Trained):
+class Training(Trained):
     """A finished training: a line of runs.jsonl."""
 
     kind: Literal["rate", "final"]
@@ -135,8 +135,7 @@ def train_(
     optimizer = torch.optim.AdamW(param_groups(tail, lr=rate, weight_decay=WEIGHT_DECAY))
     warm = max(1, updates // WARM_UP)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min(1.0, (step + 1) / warm) * max(LOWEST, (1 + math.cos(math.pi * step / updates)) / 2),
+        optimizer, lambda step: min(1.0, (step + 1) / warm) * max(LOWEST, (1 + math.cos(math.pi * step / updates)) / 2)
     )
     curve: list[tuple[int, float]] = []
     losses: list[Tensor] = []
@@ -150,7 +149,7 @@ def train_(
             optimizer.step()
             schedule.step()
             losses.append(loss.detach())
-            if update * POINTS // updates > (update - 1) * POINTS // updates:
+            if update * CURVE_POINTS // updates > (update - 1) * CURVE_POINTS // updates:
                 value = float(torch.stack(losses).mean())
                 curve.append((update, value if math.isfinite(value) else DIVERGED))
                 losses = []

@@ -18,7 +18,7 @@ from recast.files import replaced
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.seeding import epoch_order
-from recast.lab.report.formats import memory
+from recast.lab.pages.formats import memory
 from recast.lab.trial.split import Split
 
 PART = 32

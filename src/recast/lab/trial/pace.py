@@ -19,7 +19,7 @@ from recast.config import Count, Positive
 from recast.errors import RecastError
 from recast.lab.data import Data, Loader
 from recast.lab.trial import arms
-from recast.lab.trial.answer import ENOUGH_EPOCHS, ENOUGH_UPDATES, RATES, offers
+from recast.lab.trial.answer import CLOCK, ENOUGH_EPOCHS, ENOUGH_UPDATES, RATES, offers
 from recast.lab.trial.arms import RATED, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, dtype_of
 from recast.lab.trial.split import Split
@@ -32,7 +32,7 @@ FEWEST = 20
 MOST_VIEWS, MOST_EPOCHS, LEAST_UPDATES = 4, 20, 20
 FEATURE_SHARE, MOST_BYTES = 0.4, 16 * 2**30
 """Features take at most this share of the time, and so many bytes."""
-RATE_PART, HELD_OUT = 4, 0.2
+RATE_PART, RATE_SHARE = 4, 0.2
 """A rate is tried for a quarter of the updates, and judged by this share of the training images."""
 BLOCKS = 3
 """How often the times of the steps are measured before the trainings; once more after them."""
@@ -105,7 +105,7 @@ class Speed:
         trained = updates * (seeds * per_seed + len(RATES) / RATE_PART * sum(self.step.values()))
         forward = {arm: seconds / 3 for arm, seconds in self.step.items()}  # without gradients
         of_runs = val / self.batch * seeds * (2 * forward["finetuned"] + forward["added"] + forward["recast"])
-        of_rates = HELD_OUT * train / self.batch * len(RATES) * sum(forward.values())
+        of_rates = RATE_SHARE * train / self.batch * len(RATES) * sum(forward.values())
         return (train * views + val) * self.image + trained + of_runs + of_rates
 
     def least(self, train: int, val: int) -> tuple[int, int]:
@@ -160,7 +160,9 @@ def measure_pace(
         else:
             break
     ratios = [arms.ratio_of(block) for block in blocks]
-    updates_of = dict.fromkeys(TRAINED, updates) | {"longer": max(1, round(updates * median(ratios)))}
+    is_steady = max(ratios) <= CLOCK * min(ratios)
+    longer = max(1, round(updates * (median(ratios) if is_steady else max(ratios))))
+    updates_of = dict.fromkeys(TRAINED, updates) | {"longer": longer}
     steps = {**speed.step, "longer": speed.step["finetuned"]}
     return Pace(train, val, views, batch, updates_of, steps, image, image_bytes, dtype, ratios, ways)
 

@@ -15,9 +15,9 @@ from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import make_scene
 from recast.lab.explain.write import write_scene
 from recast.lab.folder.records import ARMS
-from recast.lab.pages import fill_page
-from recast.lab.report import formats
-from recast.lab.report.charts import Point, Role, Series, series_chart
+from recast.lab.pages import formats
+from recast.lab.pages.charts import Point, Role, Series, series_chart
+from recast.lab.pages.template import fill_page
 from recast.lab.report.tables import Cell, PageTable
 from recast.lab.trial.answer import COLUMNS, Answer
 
@@ -40,7 +40,7 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
         (
             title,
             f"{formats.signed(gain.mean)} points",
-            f"{100 * answer.confidence:.3g} %: {formats.interval(gain.low, gain.high)}",
+            f"{100 * answer.confidence:.3g} %: {formats.bounds(gain.low, gain.high)}",
         )
         for title, gain in zip(("at equal updates", "at equal time"), answer.gains.values(), strict=False)
     ]

@@ -17,39 +17,37 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from recast.config import coerce
 from recast.errors import RecastError, listed
-from recast.files import free_space, replaced, require, write_text
+from recast.files import free_space, require, write_text
 from recast.lab.data import Data, Loader
 from recast.lab.data.class_order import name_other_classes, order_classes_
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
+from recast.lab.data.device import choose_device
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_stratified, hold_out
-from recast.lab.device import choose_device
-from recast.lab.folder.files import json_line, locked, read_json, read_lines, write_json
+from recast.lab.evaluation.model_key import model_key
+from recast.lab.folder.files import locked, read_json, write_json
 from recast.lab.folder.names import DUPLICATES
 from recast.lab.folder.records import Wakefulness
-from recast.lab.model_key import model_key
-from recast.lab.report.formats import plural
+from recast.lab.pages.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, epochs, judge, offers
-from recast.lab.trial.arms import ARMS, COMPARED, TRAINED, Arm, Run
+from recast.lab.trial.arms import ARM_NAMES, COMPARED, TRAINED, Arm
 from recast.lab.trial.features import Bank, check_space, store
-from recast.lab.trial.pace import BLOCKS, FEWEST, HELD_OUT, RATE_PART, Pace, measure_pace
+from recast.lab.trial.pace import BLOCKS, FEWEST, RATE_PART, RATE_SHARE, Pace, measure_pace
+from recast.lab.trial.runs import FILE, Runs
 from recast.lab.trial.split import Tail, split_network
-from recast.models.checksum import checksum
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.tracing.cost import count_parameters
 from recast.tracing.examples import run_example
 from recast.tracing.outputs import logits_of
 
-TRIAL, RUNS, FEATURES, ANSWER = "trial.json", "runs.jsonl", "features", "answer.json"
-WEIGHTS = "recast_tail.safetensors"
+TRIAL, FEATURES, ANSWER = "trial.json", "features", "answer.json"
 PIXELS = ("mean", "std", "img_size", "test_size", "crop_pct")
 """Settings of the images, besides the files, that decide the pixels that the network gets."""
 AT_CHANCE, SURE = 512, 3
@@ -116,14 +114,14 @@ def try_(
                 f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}: add images, or set "
                 "--val-fraction if no folder holds the validation part"
             )
-    hold_out(data.train.labels, HELD_OUT)  # raises where no class can spare an image
+    hold_out(data.train.labels, RATE_SHARE)  # raises where no class can spare an image
     data, pixels = data.fitted_to(model)
     say(pixels)
     return _Trial(model, data, plan, Path(out), minutes, seeds, choose_device(device), say).run(progress)
 
 
 class _Trial:
-    """A trial in its folder: settings and pace in trial.json, a line for every finished training in runs.jsonl."""
+    """A trial in its folder: settings and pace in trial.json, finished trainings in `runs`."""
 
     bar: Progress
     task: TaskID
@@ -134,7 +132,7 @@ class _Trial:
     ) -> None:  # fmt: skip
         self.data, self.plan, self.out, self.device, self.say = data, plan, out, device, say
         self.asked, self.seeds, self.notes = minutes, seeds, list[str]()
-        self.rows: list[dict[str, Any]] = []
+        self.runs = Runs(out)
         self.network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
         images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
@@ -205,9 +203,9 @@ class _Trial:
                     self._note(duplicates)
                 return self._answer()
             except RecastError:  # after the mistake is mended, the same command starts again
-                if self.before is None and not self.rows:
+                if self.before is None and not self.runs.rows:
                     shutil.rmtree(self.out / FEATURES, ignore_errors=True)
-                    for name in (TRIAL, RUNS, DUPLICATES):
+                    for name in (TRIAL, FILE, DUPLICATES):
                         (self.out / name).unlink(missing_ok=True)
                 raise
             except (OSError, SafetensorError) as error:  # a full disk, a folder that became read-only
@@ -244,7 +242,7 @@ class _Trial:
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
             f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {epochs(pace.epochs)}; "
             f"at most about {time} minutes{reason}\n"
-            f"learning rates are chosen on a random {100 * HELD_OUT:g} % of the training images, whatever their group"
+            f"learning rates are chosen on a random {100 * RATE_SHARE:g} % of the training images, whatever their group"
         )
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str) -> Bank:
@@ -258,46 +256,15 @@ class _Trial:
             lambda done: self.bar.advance(self.task, done * self.pace.image), self.say,
         )  # fmt: skip
 
-    def _read_runs(self, path: Path) -> list[dict[str, Any]]:
-        """Return the rows of runs.jsonl; a line that is damaged, or was cut as the process was killed, is skipped."""
-        rows, damaged = read_lines(path) if path.is_file() else ([], [])
-        intact = []
-        for number, row in rows:
-            try:
-                coerce(Run, row, "row")
-                intact.append(row)
-            except RecastError:
-                damaged.append(number)
-        if damaged:
-            lines = f"line{'s' * (len(damaged) > 1)} {listed([str(number) for number in sorted(damaged)], 5)}"
-            self.say(f"{path}: {lines} damaged or cut: what it held is trained again")
-        return intact
-
     def _write_trial(self) -> None:
         write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
 
-    def _write_runs(self) -> None:
-        write_text(self.out / RUNS, "".join(map(json_line, self.rows)))
-
-    def _is_whole(self, row: Mapping[str, Any], updates: int, images: int) -> bool:
-        """Return True if a row is of these updates and images, and the weights that it has on disk are there."""
-        if (row["updates"], len(row["right"]), len(row["curve"])) != (updates, images, min(arms.POINTS, updates)):
-            return False
-        if (row["kind"], row["arm"], row["seed"]) != ("final", "recast", 0):
-            return True
-        try:
-            return bool(row.get("weights") == checksum(load_file(self.out / WEIGHTS)))
-        except (OSError, SafetensorError):
-            return False
-
     def _answer(self) -> Answer:
         """Compute the features, choose the rates, train every arm and judge them."""
-        path = self.out / RUNS
-        self.rows = self._read_runs(path)
-        self._write_runs()
+        self.runs.open(self.say)
         val = self._bank(self.data.val, self.pace.val, 1, "val")
         train = self._bank(self.data.train, self.pace.train, self.pace.views, "train")
-        part, held_out = (train.subset(places) for places in hold_out(train.labels, HELD_OUT))
+        part, held_out = (train.subset(places) for places in hold_out(train.labels, RATE_SHARE))
         tail = tail_of_part = self.parts.tail.to(self.device)
         if self.is_new or self._is_at_chance(tail, train):
             self.bar.update(self.task, description="classifier")
@@ -309,7 +276,7 @@ class _Trial:
             best = min(rows, key=lambda row: row["loss"])
             if best["loss"] >= arms.DIVERGED:
                 raise RecastError(
-                    f"{ARMS[arm]}: the loss is NaN or infinite at every learning rate from {RATES[0]:.0e} to "
+                    f"{ARM_NAMES[arm]}: the loss is NaN or infinite at every learning rate from {RATES[0]:.0e} to "
                     f"{RATES[-1]:.0e}; check the network's weights, and --mean and --std"
                 )
             rates[arm] = best["rate"]
@@ -319,7 +286,7 @@ class _Trial:
         def train_arm(arm: Arm, seed: int) -> None:
             runs[arm].append(row := self._train_arm("final", arm, seed, rates[arm], tail, train, val))
             if row["loss"] >= arms.DIVERGED:
-                self._note(f"{ARMS[arm]}, seed {seed}: the loss became NaN or infinite")
+                self._note(f"{ARM_NAMES[arm]}, seed {seed}: the loss became NaN or infinite")
 
         choose_rate("finetuned")
         choose_rate("recast")
@@ -350,16 +317,13 @@ class _Trial:
         updates, detail = self.pace.updates[arm], f"seed {seed}"
         if kind == "rate":
             updates, detail = max(1, updates // RATE_PART), f"rate {rate:.0e}"
-        rows = [row for row in self.rows if key.items() <= row.items()]
-        for row in rows:
-            if self._is_whole(row, updates, len(test)):
-                self.bar.advance(self.task, updates * seconds)
-                return row
-            self.say(f"{self.out}: {ARMS[arm]}, {detail} is damaged or incomplete: it is trained again")
-            self.rows.remove(row)
-        if rows:
-            self._write_runs()
-        self.bar.update(self.task, description=f"{ARMS[arm]}, {detail}")
+        row, is_damaged = self.runs.find(key, updates, len(test))
+        if is_damaged:
+            self.say(f"{self.out}: {ARM_NAMES[arm]}, {detail} is damaged or incomplete: it is trained again")
+        if row is not None:
+            self.bar.advance(self.task, updates * seconds)
+            return row
+        self.bar.update(self.task, description=f"{ARM_NAMES[arm]}, {detail}")
         tail = arms.make(arm, start, self.plan, train, seed, self.device)
         trained = arms.train_(
             tail, train, test, rate=rate, updates=updates, batch=self.pace.batch, seed=seed, device=self.device,
@@ -370,13 +334,8 @@ class _Trial:
             awake = arms.attention(tail, test, self.device)
             row["attention"] = None if awake is None else asdict(awake)
             if seed == 0:
-                weights = {name: t.cpu().contiguous() for name, t in tail.network.state_dict().items()}
-                row["weights"] = checksum(weights)
-                with replaced(self.out / WEIGHTS) as temporary:
-                    save_file(weights, temporary)
-        with (self.out / RUNS).open("a", encoding="utf-8") as file:
-            file.write(json_line(row))
-        self.rows.append(row)
+                row["weights"] = self.runs.save_weights(tail.network)
+        self.runs.append(row)
         return row
 
     def _measure_steps_again(self, tail: Tail, train: Bank) -> None:
@@ -397,7 +356,7 @@ class _Trial:
         parent = copy.deepcopy(self.network)
         parent.load_state_dict(tail.network.state_dict(), strict=False)  # its classifier
         child = recast_(copy.deepcopy(self.network), self.plan)
-        child.load_state_dict(load_file(self.out / WEIGHTS), strict=False)
+        child.load_state_dict(self.runs.weights(), strict=False)
         write_heads(self.out, parent, child.eval(), self.data)
         curves: dict[str, list[tuple[int, float]]] = {}
         for arm, rows in runs.items():
@@ -424,16 +383,19 @@ class _Trial:
     ) -> Answer:  # fmt: skip
         """Judge the trainings so far, by the first `ratios` measurements of the clock: those of that time."""
         pace = self.pace
-        lines = [ArmLine("parent", ARMS["parent"], 100 * mean(parent))]
+        lines = [ArmLine("parent", ARM_NAMES["parent"], 100 * mean(parent))]
         for arm in (arm for arm in TRAINED if runs[arm]):
             top1 = 100 * mean(mean(row["right"]) for row in runs[arm])
             seconds = mean(row["seconds"] for row in runs[arm])
-            lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates[arm], seconds, 1000 * pace.step[arm], rates[arm]))
+            lines.append(
+                ArmLine(arm, ARM_NAMES[arm], top1, pace.updates[arm], seconds, 1000 * pace.step[arm], rates[arm])
+            )
         awake = [Wakefulness(**row["attention"]) for row in runs["recast"] if row.get("attention")]
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
         facts = Facts(
             pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
             min(pace.updates.values()), self.seeds, pace.ways, tuple(self.notes), tuple(pace.ratios[:ratios]),
+            pace.updates["longer"] / pace.updates["finetuned"],
         )  # fmt: skip
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items() if rows}
         return judge(right, lines, attention, facts)

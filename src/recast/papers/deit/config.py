@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from recast.config import NotNegative, Positive, Rare
 from recast.errors import RecastError
 from recast.lab.config.recipe import PaperConfig
-from recast.lab.suites import METRICS, SUITES, Metric, Suite
+from recast.lab.evaluation.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
     from torch import nn
 
 METRICS["cosine"] = Metric("Cosine of the tokens", "", meaning="of class and distillation token, mean over the images")
 METRICS["branch"] = Metric("Branch over main path", "", meaning="‖g(x)‖ / ‖x‖ over all tokens, mean over the images")
+MODULE = "recast.papers.deit.suites"
 SUITES |= {
     "branches": Suite(
         "Branches of a transformer", "norm of every block's attention and MLP branch relative to the main path",
-        "accuracy", ("branch",), "block {}",
+        "accuracy", ("branch",), "block {}", module=MODULE,
     ),
     "crop": Suite(
         "Test crop", "accuracy with centre crops of 0.875, 0.9, 0.95 and 1 of the short side", "accuracy",
-        setting="crop {}",
+        setting="crop {}", module=MODULE,
     ),
     "tokens": Suite(
         "Heads of a distilled DeiT", "accuracy of class head, distillation head and their mean; cosine of the tokens",
-        "accuracy", ("top1", "cosine"), "after block {}",
+        "accuracy", ("top1", "cosine"), "after block {}", module=MODULE,
     ),
 }  # fmt: skip
 
@@ -63,7 +64,7 @@ class DeitConfig(PaperConfig):
         as in the published code. Raises RecastError for a network without LayerScale."""
         from torch.nn import init
 
-        from recast.lab.scales import layer_scales
+        from recast.surgery.scales import layer_scales
 
         if self.layer_scale is None:
             return

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, is_correct
+from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.evaluation.stats import plain_mean
-from recast.lab.evaluation.suites import EVALUATORS, Evaluator
 from recast.tracing.hooks import captured_inputs, captured_outputs
 
 CROPS = (0.875, 0.9, 0.95, 1.0)
@@ -31,6 +31,7 @@ def sources_crop(context: Context) -> list[Source]:
     return [Source(images.resized(images.img_size, share), f"{share:g}") for share in CROPS]
 
 
+@evaluates("crop", sources=sources_crop)
 def score_crop(batch: Batch) -> Iterator[Score]:
     """Score top1@SHARE."""
     return batch.top1(f"top1@{batch.source.part}")
@@ -43,6 +44,7 @@ def sources_tokens(context: Context) -> list[Source]:
     return [context.validation]
 
 
+@evaluates("tokens", sources=sources_tokens, statistics={"cosine": plain_mean})
 def score_tokens(batch: Batch) -> Iterator[Score]:
     """Score top1/class, top1/distillation, top1/both (the mean of their logits), and the cosine of the two tokens.
 
@@ -77,6 +79,7 @@ def sources_branches(context: Context) -> list[Source]:
     return [context.validation]
 
 
+@evaluates("branches", sources=sources_branches, statistics={"branch": plain_mean})
 def score_branches(batch: Batch) -> Iterator[Score]:
     """Score branch/attention@N and branch/mlp@N: ‖g(x)‖ / ‖x‖ of block N, x the tokens that the branch is added to."""
     for name, model in batch.models.items():
@@ -90,10 +93,3 @@ def score_branches(batch: Batch) -> Iterator[Score]:
             for part, before, after in (("attention", x, between), ("mlp", between, y)):
                 added, main = (tokens.float().flatten(1).norm(dim=1) for tokens in (after - before, before))
                 yield Score(name, f"branch/{part}@{number}", added / main)
-
-
-EVALUATORS["crop"] = Evaluator(score_crop, sources=sources_crop)
-EVALUATORS["branches"] = Evaluator(
-    score_branches, sources=sources_branches, statistics={"branch": plain_mean}
-)  # fmt: skip
-EVALUATORS["tokens"] = Evaluator(score_tokens, sources=sources_tokens, statistics={"cosine": plain_mean})

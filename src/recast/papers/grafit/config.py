@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
-from recast.config import Classes, Count, NotNegative, OneOf, Positive, Rare, Width, clash
-from recast.lab.config.inputs import LabelsConfig
+from recast.config import Classes, Count, FilePath, NotNegative, OneOf, Positive, Rare, Width, clash
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.config.tasks import OneLabelTask
 from recast.lab.config.types import Probability, Share
-from recast.lab.suites import METRICS, SUITES, Metric, Suite
+from recast.lab.evaluation.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
-    from recast.lab.config.recipe import Recipe
+    from recast.lab.config.recipe import Groups, Recipe
 
 METRICS |= {
     "weight_decay": Metric("Weight decay, log₁₀", "", meaning="of the linear classifier, chosen on held-out images"),
@@ -24,22 +23,54 @@ METRICS |= {
     ),
     "energy": Metric("Energy of the components", meaning="share of the variance in the first components"),
 }
+METRICS["neighbours"] = Metric("Neighbours", "images", meaning="how many of the nearest images vote")
 SUITES |= {
+    "retrieval": Suite(
+        "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, chosen k",
+        "accuracy", ("map", "top1", "neighbours"), short="Retrieval", module="recast.papers.grafit.retrieval",
+    ),
     "linear": Suite(
         "Linear classifier on the features", "logistic regression on the frozen features of the training images",
-        "accuracy", ("top1", "weight_decay"), short="Linear classifier",
+        "accuracy", ("top1", "weight_decay"), short="Linear classifier", module="recast.papers.grafit.linear",
     ),
     "separability": Suite(
         "Separability of the features", "how well random halves of a class separate; energy of principal components",
-        "accuracy", ("halves", "energy"), "{} components", short="Separability",
+        "accuracy", ("halves", "energy"), "{} components", short="Separability", module="recast.papers.grafit.linear",
     ),
 }  # fmt: skip
 
 
-class GrafitConfig(PaperConfig, LabelsConfig):
+class GrafitConfig(PaperConfig):
     """Grafit: labels of coarse classes"""
 
     section: ClassVar[str] = "grafit"
+    groups_classes: ClassVar[bool] = True
+    files: ClassVar[dict[str, str]] = {"coarse_file": "coarse.csv"}
+    labels: Annotated[Literal["fine", "coarse"], Rare()] = "fine"
+    """Training labels. fine: the data's own classes. coarse: coarse classes, each a group of fine ones."""
+    coarse_file: Annotated[FilePath | None, Rare()] = None
+    """CSV with the columns fine and coarse, one line per fine class. None: CIFAR-100's 20 superclasses, or `rank`."""
+    rank: Annotated[Literal["kingdom", "phylum", "class", "order", "family", "genus"] | None, Rare()] = None
+    """Taxonomic rank that defines the coarse classes, from the class names of iNaturalist."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if None not in (self.coarse_file, self.rank):
+            raise clash("`coarse_file` and `rank` both say what the coarse classes are; drop one of them")
+        return self
+
+    def groups(self, data: str, classes: list[str]) -> Groups | None:
+        """Return the coarse classes."""
+        from recast.papers.grafit.coarse import coarse_classes
+
+        return coarse_classes(data, classes, self.labels, self.coarse_file, self.rank)
+
+    @property
+    def learns_groups(self) -> bool:
+        return self.labels == "coarse"
+
+    def with_labels(self, labels: str | None) -> Self:
+        return self.replace(labels=labels or "fine")
 
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for coarse labels of a task whose images have no single label."""
@@ -115,6 +146,12 @@ class EmbedConfig(OneLabelTask):
     unused: ClassVar[tuple[str, ...]] = ("augment.repeats", "schedule.kind")
     projector: Projector = Neighbors()
 
+    @property
+    def head(self) -> Neighbors | Dino:
+        """The projector, as one of its kinds."""
+        assert isinstance(self.projector, Neighbors | Dino)
+        return self.projector
+
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for settings that an embedding cannot be trained with."""
         super().check(recipe)
@@ -122,10 +159,3 @@ class EmbedConfig(OneLabelTask):
             raise clash("`regularization.freeze` of weights does not apply to `task.kind` embed; drop it")
         if recipe.pool.kind == "per_class":
             raise clash("`pool.kind` per_class does not apply to `task.kind` embed; take single")
-
-
-def projector_of(recipe: Recipe) -> Neighbors | Dino:
-    """Return the projector of a recipe that trains an embedding."""
-    assert isinstance(recipe.task, EmbedConfig)
-    assert isinstance(recipe.task.projector, Neighbors | Dino)
-    return recipe.task.projector

@@ -28,13 +28,13 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.lab.config import Recipe
 from recast.lab.data import Data
-from recast.lab.data.loading import WHOLE_VIEWS
+from recast.lab.task import Setting
 from recast.lab.training.distill import widened
 from recast.lab.training.distributed import gathered
 from recast.lab.training.regularization import set_drop_path_, train_mode
-from recast.papers.grafit.config import Dino, projector_of
+from recast.papers.grafit.config import Dino, Neighbors
+from recast.papers.grafit.views import WHOLE_VIEWS
 
 STUDENT_TEMPERATURE, CENTER_MOMENTUM = 0.1, 0.9
 """DINO's."""
@@ -113,12 +113,16 @@ class EmbeddingLoss(nn.Module):
     classes: Tensor
 
     def __init__(
-        self, recipe: Recipe, data: Data, student: nn.Module, label_loss: Callable[[Tensor, Tensor], Tensor],
-        steps: int, device: torch.device, amp: torch.dtype | None,
-    ) -> None:  # fmt: skip
+        self,
+        config: Neighbors | Dino,
+        data: Data,
+        student: nn.Module,
+        label_loss: Callable[[Tensor, Tensor], Tensor],
+        setting: Setting,
+    ) -> None:
         super().__init__()
-        self.recipe = recipe
-        self.config, self.label_loss, self.steps, self.step, self.amp = projector_of(recipe), label_loss, steps, 0, amp
+        self.config, self.label_loss, self.step = config, label_loss, 0
+        self.steps, device, self.amp, self.freeze = setting
         self.is_dino = isinstance(self.config, Dino)
         remembered = 0 if self.is_dino else len(data.train)
         self.register_buffer("memory", torch.zeros(remembered, self.config.dim, device=device))
@@ -127,7 +131,7 @@ class EmbeddingLoss(nn.Module):
         self.target: ModelEmaV3 | None = None
         if isinstance(self.config, Dino) or (self.config.instance_weight and self.config.instance_loss == "byol"):
             self.target = ModelEmaV3(student, decay=self.config.target_decay).requires_grad_(False)
-            train_mode(set_drop_path_(self.target.module, 0.0), recipe)
+            train_mode(set_drop_path_(self.target.module, 0.0), self.freeze)
         self._embeddings: list[tuple[Tensor, Tensor]] = []
         self._centers: list[Tensor] = []
 
@@ -140,7 +144,7 @@ class EmbeddingLoss(nn.Module):
         """Return the mean of L over a part: T views (B·T, …) of the training images number `indices` (B,)."""
         config, views = self.config, self.config.views
         if self.target is not None and not self.target.module.training:  # after a validation
-            train_mode(self.target.module, self.recipe)
+            train_mode(self.target.module, self.freeze)
         logits, projected, predicted = outputs
         label_loss = self.label_loss(logits[::views], self.classes[indices])
         # without a weight the classifier learns as a probe, and its loss is not counted

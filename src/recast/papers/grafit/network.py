@@ -1,4 +1,4 @@
-"""`resnet50_mlp`: ResNet-50 with an MLP as its classifier, for transfer to fine classes.
+"""`grafit_resnet50`: ResNet-50 with an MLP as its classifier, for transfer to fine classes.
 
 Grafit, Touvron et al. 2021 (arXiv:2011.12982), section on transfer (thesis, 2.4.6 and Table 2.16): linear, BatchNorm,
 ReLU, linear. The width between them is not given; 4096 is that of its projector.
@@ -32,6 +32,6 @@ class MlpResNet(ResNet):
 
 
 default_cfgs = generate_default_cfgs(
-    {"resnet50_mlp": pretrained_cfg(224, 1000, IMAGENET, first_conv="conv1", classifier="fc")}
+    {"grafit_resnet50": pretrained_cfg(224, 1000, IMAGENET, first_conv="conv1", classifier="fc")}
 )
-register("resnet50_mlp", MlpResNet, "ResNet-50 with an MLP.", {"block": Bottleneck, "layers": (3, 4, 6, 3)})
+register("grafit_resnet50", MlpResNet, "ResNet-50 with an MLP.", {"block": Bottleneck, "layers": (3, 4, 6, 3)})

@@ -9,7 +9,7 @@ import torch
 from timm.layers import adaptive_avgmax_pool as timm_pools
 from torch import Tensor, nn
 
-from recast.errors import RecastError, blamed
+from recast.errors import RecastError, errors_in
 from recast.modes import computes_as, in_eval
 from recast.surgery.pooling.probe import ModuleCall, Probe, is_one, same
 from recast.surgery.records import Layout, Place
@@ -44,7 +44,7 @@ def find_place(model: nn.Module, example: Example) -> Place:
     kind = type(model).__name__
     if name := next((name for name, module in model.named_modules() if isinstance(module, BY_ATTENTION)), None):
         raise RecastError(f"{kind} pools by attention already ({name}): build it with another global_pool")
-    with in_eval(model), undisturbed(model), blamed(f"finding where {kind} pools"):
+    with in_eval(model), undisturbed(model), errors_in(f"finding where {kind} pools"):
         net = Probe(model, example)
         place = _pooling_module(net) or _head(net) or _after_sequential(net)
     if place is None:

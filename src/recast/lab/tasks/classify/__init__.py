@@ -9,7 +9,6 @@ from recast.errors import listed
 from recast.lab.task import Loss, Meter, Task
 
 if TYPE_CHECKING:
-    from recast.lab.config import Recipe
     from recast.lab.config.tasks import OneLabelTask
     from recast.lab.data import Data
 
@@ -22,15 +21,15 @@ class Classify(Task):
     main = ("clean", "top1")
     validation = ("top1",)
 
-    def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
+    def notes(self, config: OneLabelTask, data: Data) -> Iterator[str]:
         if len(data.classes) == 1:
             yield "the data have one class: every prediction is correct"
         images = data.train.labels.bincount(minlength=len(data.classes)).tolist()
         if missing := [name for name, count in zip(data.classes, images, strict=True) if not count]:
             yield f"{len(missing)} of {len(images)} classes have no training images: {listed(missing, 5)}"
 
-    def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
-        return super().loading(recipe, data) | {"balanced": getattr(recipe.task, "sampler", None) is not None}
+    def loading(self, config: OneLabelTask, data: Data) -> dict[str, Any]:
+        return super().loading(config, data) | {"balanced": getattr(config, "sampler", None) is not None}
 
     def loss(self, config: OneLabelTask, data: Data) -> Loss:
         from recast.lab.tasks.classify.training import balanced_weights, label_loss

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recast.lab.suites import SUITES, Suite
+from recast.lab.evaluation.suites import SUITES, Suite
 from recast.lab.task import Loss, Meter, Task
 
 if TYPE_CHECKING:
-    from recast.lab.config import DataConfig, Recipe
+    from recast.lab.config import DataConfig
     from recast.lab.config.tasks import MultiLabelConfig
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
-    from recast.lab.evaluation.suites import Evaluator
 
 
 class MultiLabel(Task):
@@ -31,7 +30,7 @@ class MultiLabel(Task):
 
         return find_multilabel(config)
 
-    def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
+    def notes(self, config: MultiLabelConfig, data: Data) -> Iterator[str]:
         shares = data.train.hot.mean(0).tolist()  # type: ignore[attr-defined]  # find's
         if one_sided := [name for name, share in zip(data.classes, shares, strict=True) if share in (0, 1)]:
             yield f"{len(one_sided)} classes have all training images or none: {', '.join(one_sided[:3])}"
@@ -45,12 +44,6 @@ class MultiLabel(Task):
         from recast.lab.tasks.multilabel.training import LabelMeter
 
         return LabelMeter(data)
-
-    def evaluators(self) -> Mapping[str, Evaluator]:
-        from recast.lab.evaluation.suites import Evaluator
-        from recast.lab.tasks.multilabel.evaluation import pool_labels, score_labels
-
-        return {"multilabel": Evaluator(score_labels, pool=pool_labels)}
 
     def answer(self, data: Data, label: Any) -> str | None:
         return ", ".join(name for name, bit in zip(data.classes, label.tolist(), strict=True) if bit) or "none"

@@ -9,18 +9,20 @@ import torch
 
 from recast.lab.evaluation.class_metrics import ranked, recall_and_f1
 from recast.lab.evaluation.context import Batch, Context, Score
+from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.evaluation.stats import known_mean
-
-
-def score_labels(batch: Batch) -> Iterator[Score]:
-    """Keep the logits and the labels of every image."""
-    for name in batch.models:
-        yield Score(name, "labels", torch.cat([batch.logits(name), batch.labels], 1))
 
 
 def pool_labels(context: Context, metric: str, scores: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
     """Return the metrics of `label_metrics` of the images of a suite."""
     return label_metrics(scores, counts, context.data.classes)
+
+
+@evaluates("multilabel", pool=pool_labels)
+def score_labels(batch: Batch) -> Iterator[Score]:
+    """Keep the logits and the labels of every image."""
+    for name in batch.models:
+        yield Score(name, "labels", torch.cat([batch.logits(name), batch.labels], 1))
 
 
 def label_metrics(scores: np.ndarray, counts: np.ndarray, classes: Sequence[str]) -> dict[str, np.ndarray]:

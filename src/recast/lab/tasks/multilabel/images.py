@@ -35,7 +35,7 @@ class MultiLabelImages(ImageFiles):
         return replace(super().subset(indices), hot=self.hot[indices])
 
     def relabelled(self, labels: Tensor) -> Self:
-        raise RecastError("images with several labels have no coarse classes")
+        raise RecastError("images with several labels have no groups of classes")
 
 
 def rarest(hot: Tensor) -> Tensor:

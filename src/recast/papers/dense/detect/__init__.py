@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from recast.errors import RecastError
-from recast.lab.suites import Metric, Suite
+from recast.lab.evaluation.suites import Metric, Suite
 from recast.lab.task import Loss, Meter, Task, register_task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recast.lab.config import DataConfig, Recipe
+    from recast.lab.config import DataConfig
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.suites import Evaluator
     from recast.lab.open import OpenRun
     from recast.models.config import ModelConfig
     from recast.papers.dense.config import DetectConfig
@@ -42,13 +41,13 @@ class Detect(Task):
     title = "detection"
     main = ("detection", "ap")
     validation = ("ap50", "ap")
-    unasked = ("fourier",)
+    not_by_default = ("fourier",)
     whole = True
     suites: ClassVar[Mapping[str, Suite]] = {
         "detection": Suite(
             "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
             tuple(METRICS), "{} classes", by_cost=("ap", "mask_ap"),
-            default=True, task="detect",
+            default=True, task="detect", module="recast.papers.dense.detect.evaluation",
         )
     }  # fmt: skip
     metrics: ClassVar[Mapping[str, Metric]] = METRICS
@@ -59,7 +58,7 @@ class Detect(Task):
 
         return {"scene_objects": find_scene_objects, "coco": find_coco}[config.name](config)
 
-    def check_data(self, recipe: Recipe, data: Data) -> None:
+    def check_data(self, data: Data) -> None:
         from recast.lab.training.distributed import process_count
 
         if process_count() > 1:
@@ -97,12 +96,6 @@ class Detect(Task):
         from recast.papers.dense.detect.evaluation import ObjectMeter
 
         return ObjectMeter(data)
-
-    def evaluators(self) -> Mapping[str, Evaluator]:
-        from recast.lab.evaluation.suites import Evaluator
-        from recast.papers.dense.detect.evaluation import pool_detection, score_detection
-
-        return {"detection": Evaluator(score_detection, pool=pool_detection)}
 
     def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         from recast.papers.dense.detect.evaluation import object_panels

@@ -18,7 +18,7 @@ from recast.config import CountOrZero, Float, Int, NotNegative, read
 from recast.errors import RecastError, first_line, shown
 from recast.json_text import parse_json
 from recast.lab.data.trees import composed
-from recast.lab.optional import optional_package
+from recast.lab.plugins import optional_package
 from recast.reading import decode, read_bytes
 
 LARGEST = 2**30

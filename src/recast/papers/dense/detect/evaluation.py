@@ -22,6 +22,7 @@ from recast.errors import RecastError
 from recast.lab.data import Data
 from recast.lab.data.seeding import seeded
 from recast.lab.evaluation.context import Batch, Context, Score
+from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.evaluation.stats import known_mean
 from recast.papers.dense.detect.networks import check_detections, losing, total_loss
 from recast.papers.dense.detect.objects import Objects
@@ -166,16 +167,6 @@ def summarised(values: np.ndarray, classes: Sequence[str], kinds: Mapping[str, S
         return {name: known_mean(each.reshape(len(values), -1)) for name, each in metrics.items()}
 
 
-def score_detection(batch: Batch) -> Iterator[Score]:
-    """Yield `image_scores` of `boxes` and, for networks that give masks, of `masks`."""
-    context = batch.context
-    for name in batch.models:
-        outputs = detections(context, name, batch.images)
-        for what in PREFIXES:
-            if rows := scores_of(outputs, batch.labels, len(context.data.classes), what):
-                yield Score(name, what, torch.from_numpy(stacked(rows)))
-
-
 def scores_of(found: Sequence[Mapping[str, Tensor]], objects: Any, classes: int, what: str) -> list[np.ndarray]:
     """Return `image_scores` of every image; empty if there are no masks."""
     if not all(what in each for each in (*found, *objects)):
@@ -193,6 +184,17 @@ def pool_detection(context: Context, metric: str, scores: np.ndarray, images: np
     precisions = average_precisions(scores.astype(np.float64), images, len(context.data.classes))
     named = summarised(precisions, context.data.classes, context.data.kinds)
     return {f"{PREFIXES[metric]}{name}": values for name, values in named.items()}
+
+
+@evaluates("detection", pool=pool_detection)
+def score_detection(batch: Batch) -> Iterator[Score]:
+    """Yield `image_scores` of `boxes` and, for networks that give masks, of `masks`."""
+    context = batch.context
+    for name in batch.models:
+        outputs = detections(context, name, batch.images)
+        for what in PREFIXES:
+            if rows := scores_of(outputs, batch.labels, len(context.data.classes), what):
+                yield Score(name, what, torch.from_numpy(stacked(rows)))
 
 
 class ObjectMeter:

@@ -25,7 +25,7 @@ from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
 
 from recast.errors import RecastError
-from recast.lab.networks import CifarResNet
+from recast.models.cifar import CifarResNet
 from recast.models.names import DETECTORS
 from recast.models.register import pretrained_cfg, register
 from recast.models.sources import ON_TIMM_BUILDERS

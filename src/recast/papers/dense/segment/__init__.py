@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recast.lab.suites import Metric, Suite
+from recast.lab.evaluation.suites import Metric, Suite
 from recast.lab.task import Loss, Meter, Task, register_task
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.suites import Evaluator
     from recast.lab.open import OpenRun
     from recast.papers.dense.config import SegmentConfig
 
@@ -39,12 +38,13 @@ class Segment(Task):
         "iou": Metric(
             "IoU", meaning="intersection over union of what is predicted as a class and what is of it", by_class=True
         ),
-    }  # fmt: skip
+    }
     suites: ClassVar[Mapping[str, Suite]] = {
         "segmentation": Suite(
             "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU per class (data with masks)", "accuracy",
             ("miou", "macc", "aacc", "boundary_iou", "iou"), "{} classes",
             by_cost=("miou", "boundary_iou"), default=True, task="segment",
+            module="recast.papers.dense.segment.evaluation",
         )
     }  # fmt: skip
 
@@ -68,16 +68,6 @@ class Segment(Task):
         from recast.papers.dense.segment.training import PixelMeter
 
         return PixelMeter(data)
-
-    def evaluators(self) -> Mapping[str, Evaluator]:
-        from recast.lab.evaluation.suites import Evaluator
-        from recast.papers.dense.segment.evaluation import STATISTICS, score_segmentation, sources_segmentation
-
-        how = Evaluator(
-            score_segmentation, sources=sources_segmentation, statistics=STATISTICS,
-            uses=("test_mode", "test_scales", "test_flip"),
-        )  # fmt: skip
-        return {"segmentation": how}
 
     def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         from recast.papers.dense.predictions import write_predictions

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score, Source
+from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.evaluation.stats import Statistic, known_mean, ratio
 from recast.papers.dense.predictions import class_colours
 from recast.papers.dense.segment.networks import pixel_logits
@@ -102,6 +103,25 @@ def _parts(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         yield image[None, :, :height, :width], mask[None, :height, :width]
 
 
+def mean_iou(means: np.ndarray) -> np.ndarray:
+    """Return 100 · mean of both/(labelled + predicted − both) over the classes that are labelled or predicted."""
+    labelled, predicted, both = np.moveaxis(means.reshape(*means.shape[:-1], 3, -1), -2, 0)
+    return 100 * known_mean(ratio(both, labelled + predicted - both))
+
+
+def mean_accuracy(means: np.ndarray) -> np.ndarray:
+    """Return 100 · mean of both/labelled over the labelled classes; that of the pixels for a single sum."""
+    labelled, both = np.moveaxis(means.reshape(*means.shape[:-1], 2, -1), -2, 0)
+    return 100 * known_mean(ratio(both, labelled))
+
+
+STATISTICS: dict[str, Statistic] = {
+    "miou": mean_iou, "boundary_iou": mean_iou, "iou": mean_iou, "macc": mean_accuracy, "aacc": mean_accuracy,
+}  # fmt: skip
+OPTIONS = ("test_mode", "test_scales", "test_flip")
+
+
+@evaluates("segmentation", sources=sources_segmentation, statistics=STATISTICS, uses=OPTIONS)
 def score_segmentation(batch: Batch) -> Iterator[Score]:
     """Yield miou, macc, aacc, boundary_iou, and iou/CLASS."""
     context, options = batch.context, batch.options
@@ -123,23 +143,6 @@ def score_segmentation(batch: Batch) -> Iterator[Score]:
         yield Score(name, "aacc", counts[:, ::2].sum(2))
         for index, label in enumerate(classes):
             yield Score(name, f"iou/{label}", counts[:, :, index])
-
-
-def mean_iou(means: np.ndarray) -> np.ndarray:
-    """Return 100 · mean of both/(labelled + predicted − both) over the classes that are labelled or predicted."""
-    labelled, predicted, both = np.moveaxis(means.reshape(*means.shape[:-1], 3, -1), -2, 0)
-    return 100 * known_mean(ratio(both, labelled + predicted - both))
-
-
-def mean_accuracy(means: np.ndarray) -> np.ndarray:
-    """Return 100 · mean of both/labelled over the labelled classes; that of the pixels for a single sum."""
-    labelled, both = np.moveaxis(means.reshape(*means.shape[:-1], 2, -1), -2, 0)
-    return 100 * known_mean(ratio(both, labelled))
-
-
-STATISTICS: dict[str, Statistic] = {
-    "miou": mean_iou, "boundary_iou": mean_iou, "iou": mean_iou, "macc": mean_accuracy, "aacc": mean_accuracy,
-}  # fmt: skip
 
 
 def mask_panels(batch: Batch) -> Iterator[tuple[float, list[np.ndarray]]]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torchvision.ops import Conv2dNormActivation as ConvNormReLU
 
 from recast.errors import RecastError
-from recast.lab.networks import HALF, CifarResNet
+from recast.models.cifar import HALF, CifarResNet
 from recast.models.register import pretrained_cfg, register
 from recast.models.sources import ON_TIMM_BUILDERS
 from recast.papers.dense.neck import Stages

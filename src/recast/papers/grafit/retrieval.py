@@ -20,6 +20,8 @@ from recast.errors import RecastError
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.evaluation import knn
 from recast.lab.evaluation.context import Batch, Score
+from recast.lab.evaluation.evaluators import evaluates
+from recast.lab.evaluation.stats import plain_mean
 
 SIGMA = 0.05
 NEIGHBOURS = (10, 15, 20, 25, 30)
@@ -67,6 +69,7 @@ def rankings(cosines: Tensor, coarse: tuple[Tensor, Tensor] | None) -> Iterator[
         yield "map/oracle", cosines + 4.0 * same  # cosines differ by 2 at most
 
 
+@evaluates("retrieval", sources=knn.sources_knn, statistics={"neighbours": plain_mean}, takes_other_labels=True)
 def score_retrieval(batch: Batch) -> Iterator[Score]:
     """Score top1, neighbours (the chosen k) and map; with coarse classes also map/conditioned and map/oracle."""
     context, bank_of = batch.context, knn.banks(batch)
@@ -87,8 +90,8 @@ def score_retrieval(batch: Batch) -> Iterator[Score]:
         predicted = knn.posterior(similarities, neighbours, len(data.classes), SIGMA).argmax(1)
         yield Score(name, "top1", (predicted == batch.labels).float())
         yield Score(name, "neighbours", torch.full((len(batch),), float(k)))
-        if data.coarse is not None:
-            coarse_of, classes = data.coarse.of.to(labels.device), len(data.coarse.names)
+        if data.groups is not None:
+            coarse_of, classes = data.groups.of.to(labels.device), len(data.groups.names)
             if (logits := coarse_logits(batch, name, classes)) is None:
                 posterior = knn.posterior(similarities, coarse_of[neighbours], classes, SIGMA)
             else:
@@ -96,7 +99,7 @@ def score_retrieval(batch: Batch) -> Iterator[Score]:
         precisions: dict[str, list[Tensor]] = {}
         for part in torch.arange(len(batch), device=labels.device).split(max(1, PAIRS // len(bank))):
             coarse = None
-            if data.coarse is not None:
+            if data.groups is not None:
                 coarse_labels = coarse_of[labels]
                 coarse = posterior[part][:, coarse_labels], coarse_of[batch.labels[part, None]] == coarse_labels
             same = batch.labels[part, None] == labels
@@ -110,7 +113,7 @@ def score_retrieval(batch: Batch) -> Iterator[Score]:
 def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
     """Return logits (B, coarse classes) of a classifier trained on coarse labels; None for other networks."""
     model = batch.models[name]
-    if name in batch.context.untaught or knn.embedder(model) is not None:
+    if name in batch.context.with_new_classifier or knn.embedder(model) is not None:
         return None
     logits = model(batch.images)
     return logits.float() if logits.shape == (len(batch), classes) else None

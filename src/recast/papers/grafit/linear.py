@@ -24,10 +24,10 @@ from torch import Tensor
 from recast.errors import RecastError
 from recast.lab.data.seeding import hold_out, shuffled_classes
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score
+from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.evaluation.knn import banks, sources_knn, unit_features
 from recast.lab.evaluation.stats import plain_mean
-from recast.lab.evaluation.suites import EVALUATORS, Evaluator
-from recast.lab.optional import optional_package
+from recast.lab.plugins import optional_package
 from recast.modes import in_eval
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def scaled(features: Tensor) -> np.ndarray:
     return (features.cpu().double() * math.sqrt(features.shape[1])).numpy()
 
 
+@evaluates("linear", sources=sources_knn, statistics={"weight_decay": plain_mean}, takes_other_labels=True)
 def score_linear(batch: Batch) -> Iterator[Score]:
     """Yield top1 of the linear classifier, and log10 of its weight decay."""
     classifiers, bank_of = batch.context.store.setdefault("linear", {}), banks(batch)
@@ -75,6 +76,7 @@ def score_linear(batch: Batch) -> Iterator[Score]:
         yield Score(name, "weight_decay", torch.full((len(batch),), math.log10(decay)))
 
 
+@evaluates("separability", "measure", uses=("seed",), takes_other_labels=True)
 def measure_separability(context: Context) -> Iterator[tuple[str, str, float, int]]:
     """Yield halves, halves/conditioned and energy@K in percent, K a power of two."""
     (source,) = sources_knn(context)
@@ -107,9 +109,3 @@ def halves_accuracy(x: np.ndarray, labels: Tensor, seed: int) -> tuple[float, fl
     conditioned = alone + of_class.predict_log_proba(x)[:, place]
     right = [float((of_half.classes_[scores.argmax(1)] == targets).mean()) for scores in (alone, conditioned)]
     return right[0], right[1]
-
-
-EVALUATORS["linear"] = Evaluator(
-    score_linear, sources=sources_knn, statistics={"weight_decay": plain_mean}, uses=("labels",)
-)
-EVALUATORS["separability"] = Evaluator(measure=measure_separability, uses=("labels", "seed"))

@@ -11,8 +11,8 @@ import numpy as np
 
 from recast.errors import first_line
 from recast.files import replaced
+from recast.lab.evaluation.intervals import PERCENT, POINTS, Interval, interval
 from recast.lab.folder.names import SCORES
-from recast.lab.statistics import PERCENT, POINTS, Interval, interval
 from recast.reading import check_archive
 
 PATH = Path(SCORES, "images.npz")

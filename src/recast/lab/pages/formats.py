@@ -81,7 +81,7 @@ def duration(seconds: float) -> str:
     return f"{decimal(seconds / 3600)}{NBSP}h"
 
 
-def interval(low: float, high: float, digits: int = 1) -> str:
+def bounds(low: float, high: float, digits: int = 1) -> str:
     """Format an interval as `93.1 to 97.4`."""
     return f"{decimal(low, digits)} to {decimal(high, digits)}"
 

@@ -56,7 +56,7 @@ def color(role: Role) -> str:
     return COLORS[role if isinstance(role, str) else f"depth{min(max(round(role * (DEPTHS - 1)), 0), DEPTHS - 1)}"]
 
 
-class Key(NamedTuple):
+class LegendEntry(NamedTuple):
     """One entry of a legend."""
 
     label: str
@@ -73,7 +73,7 @@ class Chart:
     panel: partial[None]  # draws into axes
     size: tuple[float, float] = (4.0, 2.4)  # inches
     right: float = 0.97  # right end of the panel as a share of the width
-    keys: Sequence[Key] = ()
+    keys: Sequence[LegendEntry] = ()
 
     def draw(self) -> Figure:
         """Draw the picture; call inside `styled`."""
@@ -160,7 +160,7 @@ class Series:
 
 def series_chart(
     name: str, title: str, series: Sequence[Series], *, size: tuple[float, float] = (4.0, 2.4), right: float = 0.97,
-    keys: Sequence[Key] | None = None, **settings: Any,
+    keys: Sequence[LegendEntry] | None = None, **settings: Any,
 ) -> Chart:  # fmt: skip
     """Return a chart of series.
 
@@ -169,7 +169,7 @@ def series_chart(
         settings: arguments of `draw_series`.
     """
     if keys is None:
-        keys = list(dict.fromkeys(Key(s.label, s.role, BARS.get(s.look, 1.0)) for s in series if s.label))
+        keys = list(dict.fromkeys(LegendEntry(s.label, s.role, BARS.get(s.look, 1.0)) for s in series if s.label))
     return Chart(name, title, partial(draw_series, series=series, **settings), size, right, keys)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from recast.errors import RecastError, shown
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.config.fields import fields_of, merge
-from recast.lab.config.recipe import task_name_of_data
+from recast.lab.config.inputs import is_of_lab
+from recast.lab.config.recipe import EXTENSIONS, extend, task_name_of_data
 from recast.lab.config.types import MayChange
 from recast.reading import decode, read_bytes
 
@@ -28,6 +30,20 @@ DEEPEST = 32
 """Levels of lists and mappings in one another in a recipe file."""
 SEAL = "# sha256 of the lines above: "
 """Start of the last line of a run's recipe, the checksum of the other lines. Delete it after editing the file."""
+
+
+def read_recipe(content: Callable[[], Any], source: str = "", name: Callable[[Keys], str] = ".".join) -> Recipe:
+    """Return the recipe of plain data; with the `EXTENSIONS` if it, or its data set, requires them.
+
+    Args and errors are those of `recast.config.read`; `content` is called again if the extensions are loaded.
+    """
+    if EXTENSIONS:
+        with suppress(RecastError):
+            recipe = read(Recipe, content(), source, name)
+            if is_of_lab(recipe.data.name):
+                return recipe
+        extend()
+    return read(Recipe, content(), source, name)
 
 
 def paths() -> list[Keys]:
@@ -60,14 +76,18 @@ def override(base: Recipe, changes: Mapping[str, Any], name: Callable[[Keys], st
 
     Example:
         >>> from recast.lab.config import Recipe
-        >>> from recast.lab.recipe import override
+        >>> from recast.lab.config.text import override
         >>> override(Recipe(recast={"gate": "sigmoid", "alpha": 2.0}), {"recast": {"gate": "bias"}}).recast.gate
         'bias'
     """
-    task, name_of_data = changes.get("task", {}), changes.get("data", {}).get("name", base.data.name)
-    if (kind := task_name_of_data(name_of_data)) and isinstance(task, Mapping) and "kind" not in task:
-        changes = {**changes, "task": {"kind": kind, **task}}
-    return read(Recipe, merge(Recipe, base.model_dump(), changes), name=name)
+
+    def content() -> dict[str, Any]:
+        task, data_set = changes.get("task", {}), changes.get("data", {}).get("name", base.data.name)
+        if (kind := task_name_of_data(data_set)) and isinstance(task, Mapping) and "kind" not in task:
+            return merge(Recipe, base.model_dump(), {**changes, "task": {"kind": kind, **task}})
+        return merge(Recipe, base.model_dump(), changes)
+
+    return read_recipe(content, name=name)
 
 
 def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
@@ -81,15 +101,19 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     """
     path = Path(path)
     text, data = _read(path)
-    given = _flat(data)
-    for keys in paths():
-        value = given.get(".".join(keys))
-        if isinstance(value, str) and (beside := path.parent / value).exists():
-            _section(data, keys)[keys[-1]] = str(beside.resolve())
+    given = flat(data)
+
+    def content() -> dict[str, Any]:
+        for keys in paths():
+            value = given.get(".".join(keys))
+            if isinstance(value, str) and (beside := path.parent / value).exists():
+                _section(data, keys)[keys[-1]] = str(beside.resolve())
+        return data
+
     body, seal, digest = text.rpartition(SEAL)
     is_untouched = digest.strip() == _digest(body)
-    recipe = read(Recipe, data, f"{path} comes from another version of recast" if is_untouched else str(path))
-    missing = [key for key, value in flat(recipe).items() if value is not None and key not in given]
+    recipe = read_recipe(content, f"{path} comes from another version of recast" if is_untouched else str(path))
+    missing = [key for key, value in flat(recipe.plain()).items() if value is not None and key not in given]
     if complete and missing:
         raise RecastError(
             f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or comes from "
@@ -150,7 +174,7 @@ class _PlainLoader(yaml.SafeLoader):
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
     """Write the complete recipe. Paths below the folder of the file become relative to it, others absolute."""
     path = Path(path)
-    data = recipe.model_dump(mode="json")
+    data = recipe.plain()
     folder = path.parent.resolve()
     for keys in paths():
         section = _section(data, keys)
@@ -175,23 +199,14 @@ def _digest(text: str) -> str:
 
 def changes(before: Recipe, now: Recipe, ignore: Iterable[str] = ()) -> list[str]:
     """Return the fields in which two recipes differ, as "optim.lr (0.1, now 0.2)", without those named in `ignore`."""
-    a, b = flat(before), flat(now)
+    a, b = (flat(recipe.plain()) for recipe in (before, now))
     names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name) and name not in ignore]
     return [f"{name} ({a.get(name)}, now {b.get(name)})" for name in names]
 
 
-def flat(recipe: Recipe) -> dict[str, Any]:
-    """Return every field by its dotted name."""
-    return _flat(recipe.model_dump(mode="json"))
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return every field of a recipe's plain data by its dotted name."""
     fields: dict[str, Any] = {}
     for key, value in nested.items():
-        fields |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        fields |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return fields
-
-
-def functions_of(recipe: Recipe) -> tuple[str | None, str | None]:
-    """Return the names of model and teacher, which may be functions of the user."""
-    return recipe.model.name, getattr(recipe.teacher, "teacher_model", None)

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-LAB = Path(__file__).parent
+LAB = Path(__file__).parents[1]
 LOADER = FileSystemLoader([LAB / "report" / "templates", LAB / "explain" / "assets"])
 ENVIRONMENT = Environment(
     autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=LOADER

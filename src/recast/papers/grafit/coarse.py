@@ -5,13 +5,10 @@ They are CIFAR-100's superclasses, those of a CSV, or a rank of iNaturalist's ta
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
 
 from recast.errors import RecastError, listed, shown
-from recast.lab.config import LabelsConfig
+from recast.lab.config.recipe import Groups
 from recast.lab.data.trees import composed
 from recast.lab.folder.tables import read_table
 
@@ -41,28 +38,22 @@ CIFAR100 = {
 RANKS = ("kingdom", "phylum", "class", "order", "family", "genus")
 
 
-class Coarse(NamedTuple):
-    """The coarse classes of a data set."""
-
-    of: Tensor
-    """(classes,) int64: the coarse class of every class."""
-    names: list[str]
-
-
-def coarse_classes(data: str, config: LabelsConfig, classes: list[str]) -> Coarse | None:
-    """Return the coarse classes of a data set, sorted; None if `config` names none and labels are fine.
+def coarse_classes(
+    data: str, classes: list[str], labels: str = "fine", coarse_file: str | None = None, rank: str | None = None
+) -> Groups | None:
+    """Return the coarse classes of a data set, sorted; None if none are named and labels are fine.
 
     Raises RecastError if the source does not fit the data, or a class has no coarse class or two.
     """
-    where = config.coarse_file or f"rank={config.rank}"
-    if config.coarse_file is not None:
-        coarse_of = read_mapping(config.coarse_file)
-    elif config.rank is not None:
-        coarse_of = {name: _taxon(name, config.rank) for name in classes}
+    where = coarse_file or f"rank={rank}"
+    if coarse_file is not None:
+        coarse_of = read_mapping(coarse_file)
+    elif rank is not None:
+        coarse_of = {name: _taxon(name, rank) for name in classes}
     else:
         coarse_of = {fine: coarse for coarse, names in CIFAR100.items() for fine in names.split()}
         fits = set(classes) <= coarse_of.keys()
-        if config.labels == "fine" and not (fits and data.lower().endswith("cifar100")):
+        if labels == "fine" and not (fits and data.lower().endswith("cifar100")):
             return None  # folders of other images may have such names too
         if not fits:
             raise RecastError(
@@ -74,7 +65,7 @@ def coarse_classes(data: str, config: LabelsConfig, classes: list[str]) -> Coars
             f"{len(missing)} of {len(classes)} classes are in no coarse class of {where}: {listed(missing, 3)}"
         )
     names = sorted({coarse_of[name] for name in classes})
-    return Coarse(torch.tensor([names.index(coarse_of[name]) for name in classes]), names)
+    return Groups(torch.tensor([names.index(coarse_of[name]) for name in classes]), names)
 
 
 def read_mapping(path: str) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""What the pages of `report`, `explain` and `trial` share: templates, formats and charts."""

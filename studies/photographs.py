@@ -1,0 +1,335 @@
+"""Photographs whose parts must be compared: attention beside a convolution, and what a user would take instead.
+
+    RECAST_DATA=DIR python studies/photographs.py twice times --out runs/photographs
+    RECAST_DATA=DIR python studies/photographs.py twice rates --out runs/photographs     # each arm's learning rate
+    RECAST_DATA=DIR python studies/photographs.py twice compare --out runs/photographs --seeds 0 1 2    # after both
+    RECAST_DATA=DIR python studies/photographs.py twice table --out runs/photographs     # writes the tables
+    RECAST_DATA=DIR python studies/photographs.py odd folder --out runs/odd    # PNGs in class folders, for `recast try`
+
+Each part continues where it was stopped, a training at a time; `--only` names arms.
+
+Tasks. A canvas shows CIFAR-10 photographs of 32×32 pixels, in cells that are drawn anew for each canvas; an empty cell
+has ImageNet's mean colour. Training canvases show photographs of train.zip, held-out ones those of a tenth of it that
+no training canvas shows, test canvases those of test.zip. Nothing but the seed decides what is drawn (`draw`).
+
+    odd       three photographs in 2×2 cells, two of one class and one of another: the class of the odd one
+    twice     four cells; one photograph appears twice, the second time mirrored, cropped and in other colours: in which
+              two cells? Six answers. The others are of any class, so that neither classes nor counts answer it
+    more      seven photographs of two classes in 2×4 cells, four of one and three of the other: the class of the four
+    first     the canvases of twice: the class of the photograph in the first cell. Nothing to compare
+    textures  one photograph whose 4×4 patches are shuffled: its class. Positions carry nothing, nothing to compare
+
+Network: a ResNet-20 of CIFAR-10 as published (91.9 %), frozen, in eval mode, up to the last block but `BLOCKS`. Its
+features are computed once; an arm trains the blocks after that and the classifier. Where the answer is a place
+(twice, first) the classifier is new and reads the mean of each cell; elsewhere it is the parent's. A frozen trunk makes
+attention a larger share of a step than in a training of the whole network, which favours the arms without.
+
+Protocol, stated before the first run. Arms (`ARMS`), all for as many seconds as attention beside the convolution takes
+for `EPOCHS` epochs, by measured step times: the parent's blocks trained on; attention beside the last convolution of
+each block (the default); nine heads in every convolution of the blocks; and, after the last block, timm's non-local
+block of as many multiply-adds, two 1×1 convolutions of as many, global context, CBAM and SE; BoTNet's layer in place of
+the last convolution; a ViT on the trunk's features; a ViT and a ConvNeXt on pixels, from random weights. Also the
+parent's blocks trained on for as many updates as beside. AdamW, batches of 32, weight decay 0.05, cosine after a
+twentieth of warm-up, gates at 50 times the rate. rates: each arm at each of `RATES`, a third of its updates, seed 0, on
+held-out canvases; the best is taken. compare: on test canvases; seeds change the order of canvases and new parameters.
+A difference beside − arm is shown if 0 is outside its 95 % interval over seeds and canvases
+(`recast.lab.evaluation.intervals`). What decides, by task: beside pays on it if it is shown to
+be ahead of the blocks trained on; it is the choice if it is shown to be ahead of every other arm too; it must not be
+chosen where it is shown to be behind. first and textures: nothing is expected.
+
+Run so far: see docs/expect.md, which lists what was not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import beside
+import numpy as np
+import price
+import timm
+import torch
+from beside import NEW, LastStage, complete, evidence, groups_of
+from evidence.csv_files import append, read, write
+from evidence.images import read as read_images
+from PIL import Image
+from price import RESULTS, columns, correct, has_row, macs_of, time_by_turns, top1
+from safetensors.torch import load_file
+from timm.layers import SEModule
+from timm.layers.bottleneck_attn import BottleneckAttn
+from timm.layers.cbam import CbamModule
+from timm.models.convnext import ConvNeXt
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.transforms.v2.functional import normalize
+
+from recast.lab.data.datasets import IMAGENET, ImageTensors
+from recast.lab.data.digits import draw_classes
+from recast.lab.data.seeding import hold_out
+from recast.lab.evaluation.intervals import POINTS, interval
+
+Data = tuple[Tensor, ...]
+
+TASKS = ("odd", "twice", "more", "first", "textures")
+PLACES = ("twice", "first")
+"""Tasks whose answer is a place."""
+PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
+COUNTS = {"train": 4000, "dev": 1000, "test": 2000}
+SIDE, BATCH, BLOCKS = 32, 32, 1
+EPOCHS = {"odd": 6, "twice": 6, "more": 3, "first": 6, "textures": 6}
+RATES = (1e-3, 4e-3)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "beside": NEW,
+    "fine-tuned": {},
+    "non-local": {"block": "non-local"},
+    "nine heads": {"content_heads": "all", "gaussian_heads": "none", "project_values": False, "query_key": "zero"},
+}
+BLOCK = {"global context": "context", "two 1×1": "1×1"}
+FROM_PIXELS = ("ViT", "ConvNeXt")
+EQUAL_UPDATES = "fine-tuned, equal updates"
+ARMS = (*SETTINGS, *BLOCK, "SE", "CBAM", "BoTNet", "ViT on features", *FROM_PIXELS, EQUAL_UPDATES)
+
+
+# --- canvases ---------------------------------------------------------------------------------------------------------
+
+
+def sample(photos: ImageTensors, classes: Tensor, generator: torch.Generator) -> Tensor:
+    """Return photographs (N, K, 3, 32, 32) of classes (N, K); no canvas shows one twice."""
+    order, members = photos.labels.argsort(stable=True), photos.labels.bincount(minlength=10)
+    rank = (classes[:, :, None] == classes[:, None]).tril(-1).sum(2)  # earlier photographs of the same class
+    first, step = (torch.rand(len(classes), 10, generator=generator).gather(1, classes) for _ in range(2))
+    count = members[classes]
+    drawn = ((first * count).long() + rank * (1 + (step * (count // 4 - 1)).long())) % count  # at most four of a class
+    return photos.pixels[order[(members.cumsum(0) - members)[classes] + drawn]]
+
+
+def arrange(pictures: Tensor, cells: Tensor, rows: int) -> Tensor:
+    """Return canvases (N, 3, H, W) with pictures (N, K, 3, h, w) in their cells (N, K); the others are empty."""
+    count, size, columns = len(pictures), pictures.shape[3], 4 if rows == 2 and cells.shape[1] > 4 else rows
+    mean = torch.tensor([round(255 * value) for value in IMAGENET[0]], dtype=torch.uint8)
+    grid = mean[None, None, :, None, None].repeat(count, rows * columns, 1, size, size)
+    grid[torch.arange(count)[:, None], cells] = pictures
+    canvas = grid.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5)
+    return canvas.reshape(count, 3, rows * size, columns * size)
+
+
+def altered(pictures: Tensor, generator: torch.Generator) -> Tensor:
+    """Return pictures (N, 3, h, w) mirrored, cropped to 20 to 28 pixels and enlarged again, in other colours."""
+    count, size = len(pictures), pictures.shape[3]
+    scale = (20 + 8 * torch.rand(count, generator=generator)) / size
+    shift = (2 * torch.rand(count, 2, generator=generator) - 1) * (1 - scale)[:, None]
+    matrix = torch.zeros(count, 2, 3)
+    matrix[:, 0, 0], matrix[:, 1, 1], matrix[:, :, 2] = -scale, scale, shift
+    where = F.affine_grid(matrix, [count, 3, size, size], align_corners=False)
+    cropped = F.grid_sample(pictures.float(), where, align_corners=False, padding_mode="border")
+    gains = 0.6 + 0.8 * torch.rand(count, 3, 1, 1, generator=generator)
+    return (cropped * gains).clamp(0, 255).round().byte()
+
+
+def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return canvases (N, 3, H, W) uint8 and answers (N,) of a task."""
+    generator = torch.Generator().manual_seed(seed)
+    if task == "textures":
+        chosen = torch.randperm(len(photos.labels), generator=generator)[:count]
+        shuffled: Tensor = importlib.import_module("try").shuffled(photos.pixels[chosen], chosen, generator)[0]
+        return shuffled, photos.labels[chosen]
+    if task == "odd":
+        classes, answers = draw_classes("odd_digit", count, generator)
+        cells = torch.rand(count, 4, generator=generator).argsort(1)[:, :3]
+        return arrange(sample(photos, classes, generator), cells, 2), answers
+    if task == "more":
+        pair = torch.rand(count, 10, generator=generator).argsort(1)[:, :2]
+        cells = torch.rand(count, 8, generator=generator).argsort(1)[:, :7]
+        return arrange(sample(photos, pair.repeat_interleave(torch.tensor([4, 3]), 1), generator), cells, 2), pair[:, 0]
+    classes = torch.randint(10, (count, 3), generator=generator)
+    pictures = sample(photos, classes, generator)
+    pictures = torch.cat([pictures, altered(pictures[:, 0], generator)[:, None]], 1)
+    cells = torch.rand(count, 4, generator=generator).argsort(1)
+    if task == "first":
+        at_first = (cells == 0).float().argmax(1, keepdim=True)
+        return arrange(pictures, cells, 2), classes[:, [0, 1, 2, 0]].gather(1, at_first).flatten()
+    answer_of = {pair: number for number, pair in enumerate(PAIRS)}
+    answers = torch.tensor([answer_of[tuple(pair)] for pair in cells[:, [0, 3]].sort(1).values.tolist()])
+    return arrange(pictures, cells, 2), answers
+
+
+def drawn(task: str, part: str) -> tuple[Tensor, Tensor]:
+    """Return the canvases and answers of a part: train, dev or test."""
+    train, test = read_images(Path(os.environ["RECAST_DATA"]) / "cifar10")
+    kept, held_out = map(train.subset, hold_out(train.labels, 0.1))
+    photos = {"train": kept, "dev": held_out, "test": test}[part]
+    return draw(task, photos, COUNTS[part], 700 + 10 * TASKS.index(task) + list(COUNTS).index(part))
+
+
+def folder(options: argparse.Namespace) -> None:
+    """Write train/ANSWER/NUMBER.png and val/ANSWER/NUMBER.png, the held-out canvases."""
+    for name, part in (("train", "train"), ("val", "dev")):
+        for number, (canvas, answer) in enumerate(zip(*drawn(options.task, part), strict=True)):
+            path = options.out / name / str(int(answer)) / f"{number:05}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(canvas.permute(1, 2, 0).numpy()).save(path)
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, dict[bool, Data]]:
+    """Return the blocks to train and, from features and from pixels (True), inputs and answers: to train on, others."""
+    network: Any = timm.create_model("cifar_resnet20_a", num_classes=10).eval()
+    weights = Path(os.environ["RECAST_DATA"]) / "weights/cifar10_resnet20_akamaster.safetensors"
+    network.load_state_dict(load_file(weights))
+    trunk = nn.Sequential(network.conv1, network.bn1, network.act1, network.layer1, network.layer2)
+    trunk.extend(network.layer3[:-BLOCKS])
+    data: dict[bool, list[Tensor]] = {False: [], True: []}
+    for part in ("train", held_out):
+        pixels, answers = drawn(task, part)
+        images, cache = normalize(pixels.float() / 255, *map(list, IMAGENET)), out / f"{task}_{part}.pt"
+        if not cache.exists():
+            torch.save(torch.cat([trunk(canvases) for canvases in images.split(50)]), cache)
+        data[False] += [torch.load(cache, weights_only=True), answers]
+        data[True] += [images, answers]
+    torch.manual_seed(0)
+    network.layer3 = network.layer3[-BLOCKS:]
+    if task in PLACES:
+        network.global_pool = nn.AdaptiveAvgPool2d(2)
+        network.linear = nn.Linear(4 * network.num_features, len(PAIRS) if task == "twice" else 10)
+    return LastStage(network), {kind: tuple(values) for kind, values in data.items()}
+
+
+def build(arm: str, tail: nn.Module, images: Tensor, seed: int) -> nn.Module:
+    """Return the network of an arm for inputs like `images`: features, or canvases for arms `FROM_PIXELS`."""
+    arm = "fine-tuned" if arm == EQUAL_UPDATES else arm
+    if arm in SETTINGS:
+        return beside.build(tail, complete(SETTINGS[arm]), images, seed)
+    torch.manual_seed(seed)
+    model: Any = copy.deepcopy(tail)
+    width, size, classes = model.num_features, tuple(images.shape[2:]), model.linear.out_features
+    if arm in BLOCK:
+        attention, pixels = build("beside", tail, images, seed), size[0] * size[1]
+        price.add_block(model, BLOCK[arm], (macs_of(attention, images) - macs_of(tail, images)) / pixels, pixels)
+    elif arm in ("SE", "CBAM"):
+        model.layer3 = nn.Sequential(model.layer3, (SEModule if arm == "SE" else CbamModule)(width))
+    elif arm == "BoTNet":
+        model.layer3[-1].conv2 = BottleneckAttn(width, feat_size=size)
+    elif arm == "ConvNeXt":
+        model = ConvNeXt(num_classes=classes, depths=(1, 1, 2, 1), dims=(24, 48, 96, 192), patch_size=2)
+    else:
+        patch, dim, depth = (8, 96, 4) if arm == "ViT" else (2, 64, 2)
+        model = VisionTransformer(
+            size, patch, images.shape[1], classes, embed_dim=dim, depth=depth, num_heads=4, global_pool="avg"
+        )
+    return model  # type: ignore[no-any-return]
+
+
+def groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """Return parameter groups with gates at 50 times the rate."""
+    return groups_of(model, lr, {"gate_ratio": 50, "qk_ratio": 1})
+
+
+def train(model: nn.Module, data: Data, lr: float, updates: int, seed: int) -> None:
+    """Train by AdamW and a cosine."""
+    warm_up = max(1, updates // 20)
+
+    def factor(step: int) -> float:
+        return min(1.0, (step + 1) / warm_up) * (0.5 + 0.5 * math.cos(math.pi * step / updates))
+
+    price.train(model, *data[:2], groups(model, lr), updates, seed, BATCH, factor, 1e-5)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def times(options: argparse.Namespace) -> None:
+    """Time a step and inference of every arm, by turns."""
+    tail, data = load(options.task, "dev", options.out)
+    calls, macs = {}, {}
+    for arm in ARMS:
+        if (not options.only or arm in options.only) and arm != EQUAL_UPDATES:
+            first = [part[:BATCH] for part in data[arm in FROM_PIXELS][:2]]
+            model = build(arm, tail, first[0], 0)
+            macs[arm], calls[arm] = macs_of(model, first[0]), price.calls_of(model, groups(model, 1e-3), *first)
+    rows = [
+        {"task": options.task, "arm": arm, "macs": f"{macs[arm] / macs['fine-tuned']:.3f}", **ratios}
+        for arm, ratios in time_by_turns(calls, 7)
+    ]
+    write(options.out / f"times_{options.task}.csv", rows)
+
+
+def updates_of(options: argparse.Namespace, arm: str) -> int:
+    """Return the updates of an arm: those that take as long as those of beside."""
+    step = {row["arm"]: float(row["step"]) for row in read(options.out / f"times_{options.task}.csv")}
+    updates = EPOCHS[options.task] * (COUNTS["train"] // BATCH)
+    return updates if arm == EQUAL_UPDATES else round(updates * step["beside"] / step[arm])
+
+
+def rates(options: argparse.Namespace) -> None:
+    """Train the arms and rates that the table lacks for a third of their updates."""
+    path = options.out / "rates.csv"
+    tail, data = load(options.task, "dev", options.out)
+    for arm in options.only or ARMS:
+        for lr in RATES:
+            if arm != EQUAL_UPDATES and not has_row(path, task=options.task, arm=arm, lr=lr):
+                inputs, updates = data[arm in FROM_PIXELS], updates_of(options, arm) // 3
+                model = build(arm, tail, inputs[0][:BATCH], 0)
+                train(model, inputs, lr, updates, 0)
+                row = {"task": options.task, "arm": arm, "lr": lr, "updates": updates}
+                append(path, row | {"top1": top1(correct(model, *inputs[2:]))})
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Train the arms that the table lacks; store which test canvases were right."""
+    task, path = options.task, options.out / "compare.csv"
+    tail, data = load(task, "test", options.out)
+    (options.out / "right").mkdir(exist_ok=True)
+    for seed in options.seeds:
+        for arm in options.only or ARMS:
+            if has_row(path, task=task, arm=arm, seed=seed):
+                continue
+            tried = [row for row in read(options.out / "rates.csv") if row["task"] == task]
+            tried = [row for row in tried if row["arm"] == arm.replace(EQUAL_UPDATES, "fine-tuned")]
+            lr = float(max(tried, key=lambda row: float(row["top1"]))["lr"])
+            inputs, updates = data[arm in FROM_PIXELS], updates_of(options, arm)
+            model = build(arm, tail, inputs[0][:BATCH], seed)
+            started = time.process_time()
+            train(model, inputs, lr, updates, seed)
+            seconds, hits = time.process_time() - started, correct(model, *inputs[2:])
+            np.save(options.out / "right" / f"{task}_{arm}_{seed}.npy", np.packbits(hits.numpy()))
+            row = {"task": task, "arm": arm, "seed": seed, "lr": lr, "updates": updates, "top1": top1(hits)}
+            append(path, row | {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, inputs[2][:64]))
+
+
+def table(options: argparse.Namespace) -> None:
+    """Write results/photographs*.csv of all tasks: runs, step times, rates, and differences beside − arm."""
+    out, rows = options.out, []
+    runs = read(out / "compare.csv")
+    timed = [row for path in sorted(out.glob("times_*.csv")) for row in read(path)]
+    for name, source in {"": runs, "_times": timed, "_rates": read(out / "rates.csv")}.items():
+        if source:
+            write(RESULTS / f"photographs{name}.csv", source)
+    for task, arm in dict.fromkeys((run["task"], run["arm"]) for run in runs if run["arm"] != "beside"):
+        seeds = [run["seed"] for run in runs if (run["task"], run["arm"]) == (task, arm)]
+        seeds = [seed for seed in seeds if has_row(out / "compare.csv", task=task, arm="beside", seed=seed)]
+        if seeds:
+            ours, theirs = (
+                np.stack([np.unpackbits(np.load(out / "right" / f"{task}_{name}_{seed}.npy")) for seed in seeds])
+                for name in ("beside", arm)
+            )
+            difference = 100 * (ours[:, : COUNTS["test"]].astype(float) - theirs[:, : COUNTS["test"]])
+            row = {"task": task, "arm": arm, "seeds": len(seeds)}
+            rows.append(row | columns("beside_minus_arm", interval(difference, POINTS)))
+    if rows:
+        write(RESULTS / "photographs_differences.csv", rows)
+
+
+if __name__ == "__main__":
+    parts = {"times": times, "rates": rates, "compare": compare, "table": table, "folder": folder}
+    price.main(__doc__, TASKS, parts)

@@ -1,0 +1,96 @@
+"""Several processes of torch, on the CPU: are the gradients those of one process?"""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from tools import LAYERS, Case, Cell, case_of, tool
+
+import recast
+
+LABELS = torch.arange(4)
+
+
+def work(rank: int, layer: str, port: int, how: str) -> None:
+    """Compare the gradients of half of the images, averaged over two processes, with those of all."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    case = case_of(layer)
+    own: Any = copy.deepcopy(case.model)
+    if how == "ddp":
+        own = torch.nn.parallel.DistributedDataParallel(own)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(own, mesh=init_device_mesh("cpu", (2,)))
+    half = slice(2 * rank, 2 * rank + 2)
+    F.cross_entropy(own(case.images[half]), LABELS[half]).backward()
+    F.cross_entropy(case.model(case.images), LABELS).backward()
+    errors = []
+    for mine, one in zip(own.parameters(), case.model.parameters(), strict=True):
+        gradient = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+        errors.append(float((gradient - one.grad).abs().max() / one.grad.abs().max().clamp(min=1e-8)))
+    if rank == 0:
+        with open("error.txt", "w") as file:
+            file.write(str(max(errors)))
+    dist.destroy_process_group()
+
+
+def in_two(case: Case, how: str) -> Cell:
+    """Run `work` in two processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(work, (case.layer, port, how), nprocs=2)
+    with open("error.txt") as file:
+        error = float(file.read())
+    return Cell("exact" if error < 1e-3 else "wrong", error, "error: of the gradients")
+
+
+@tool("DistributedDataParallel", "a step on two processes", "torch")
+def ddp(case: Case) -> Cell:
+    return in_two(case, "ddp")
+
+
+@tool("FSDP2", "`fully_shard` a recast network, a step on two processes", "torch")
+def fsdp(case: Case) -> Cell:
+    return in_two(case, "fsdp")
+
+
+def plan_sharded(rank: int, layer: str, port: int) -> None:
+    """Write what `plan` says of a sharded network."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    case = case_of("parent")
+    fully_shard(case.model, mesh=init_device_mesh("cpu", (2,)))
+    message = "no error"
+    try:
+        recast.plan(case.model, case.images, recast.RecastConfig(gate=layer), where=LAYERS[layer])
+    except recast.RecastError as error:
+        message = str(error)
+    if rank == 0:
+        with open("message.txt", "w") as file:
+            file.write(message)
+    dist.destroy_process_group()
+
+
+@tool("FSDP2, then Recast", "recast a network that is sharded", "torch", is_own=True)
+def fsdp_first(case: Case) -> Cell:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(plan_sharded, (case.layer, port), nprocs=2)
+    with open("message.txt") as file:
+        message = file.read()
+    return Cell("wrong" if message == "no error" else "refused", None, message)

@@ -1,0 +1,168 @@
+"""Explanations by other packages, against what they are defined to be."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from tools import Case, Cell, tool
+from torch import Tensor
+
+CLASS = 3
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Return max|a−b| / max|b|."""
+    return float((a - b).abs().max() / b.abs().max())
+
+
+def block_cam(case: Case) -> Tensor:
+    """Return Grad-CAM at the last block, before any scaling, (4, 3, 3)."""
+    features: list[Tensor] = []
+    handle = case.model.layer4[-1].register_forward_hook(lambda module, args, output: features.append(output))
+    score = case.model(case.images)[:, CLASS].sum()
+    handle.remove()
+    (gradient,) = torch.autograd.grad(score, features[0])
+    return (gradient.mean((2, 3), keepdim=True) * features[0]).sum(1).relu().detach()
+
+
+@tool("grad-cam, GradCAM", "the map of the last block", "grad-cam==1.5.7")
+def grad_cam(case: Case) -> Cell:
+    from pytorch_grad_cam import GradCAM
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    with GradCAM(case.model, [case.model.layer4[-1]]) as cam:
+        maps = torch.from_numpy(cam(case.images, [ClassifierOutputTarget(CLASS)] * 4))
+    own = F.interpolate(block_cam(case)[:, None], (96, 96), mode="bilinear")[:, 0]
+    own = own - own.amin((1, 2), keepdim=True)
+    expected = own / own.amax((1, 2), keepdim=True).clamp(min=1e-7)
+    error = relative(maps, expected)
+    return Cell("exact" if error < 1e-3 else "works" if error < 0.1 else "wrong", error, "after its scaling to 0 … 1")
+
+
+@tool("grad-cam, AblationCAM", "the map of the recast layer itself", "grad-cam==1.5.7")
+def ablation_cam(case: Case) -> Cell:
+    from pytorch_grad_cam import AblationCAM
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    with AblationCAM(copy.deepcopy(case.model), [case.model.layer4[-1].conv2]) as cam:
+        cam.model = case.model
+        maps = cam(case.images[:1], [ClassifierOutputTarget(CLASS)])
+    return Cell("works" if maps.shape == (1, 96, 96) else "wrong")
+
+
+@tool("captum, IntegratedGradients", "attributions; their sum is the difference of the logits", "captum==0.9.0")
+def integrated(case: Case) -> Cell:
+    from captum.attr import IntegratedGradients
+
+    _, delta = IntegratedGradients(case.model).attribute(
+        case.images, target=CLASS, n_steps=100, return_convergence_delta=True
+    )
+    with torch.no_grad():
+        change = (case.model(case.images) - case.model(case.images * 0))[:, CLASS]
+    error = relative(delta.float() + change, change)
+    return Cell("exact" if error < 1e-3 else "works" if error < 0.1 else "wrong", error)
+
+
+@tool("captum, LayerGradCam", "the map of the last block", "captum==0.9.0")
+def layer_grad_cam(case: Case) -> Cell:
+    from captum.attr import LayerGradCam
+
+    maps = LayerGradCam(case.model, case.model.layer4[-1]).attribute(case.images, target=CLASS, relu_attributions=True)
+    error = relative(maps[:, 0].detach(), block_cam(case))
+    return Cell("exact" if error < 1e-4 else "wrong", error)
+
+
+@tool(
+    "captum, DeepLift", "attributions; their sum is the difference of the logits", "captum==0.9.0",
+    remedy={"wrong": "its rules know no attention: `IntegratedGradients`"},
+)  # fmt: skip
+def deep_lift(case: Case) -> Cell:
+    from captum.attr import DeepLift
+
+    _, delta = DeepLift(copy.deepcopy(case.model)).attribute(
+        case.images, case.images * 0, target=CLASS, return_convergence_delta=True
+    )
+    with torch.no_grad():
+        change = (case.model(case.images) - case.model(case.images * 0))[:, CLASS]
+    error = relative(delta.detach() + change, change)
+    return Cell("exact" if error < 1e-3 else "works" if error < 0.1 else "wrong", error)
+
+
+@tool("torchcam, GradCAM", "the map of the last block", "torchcam==0.5.0")
+def torch_cam(case: Case) -> Cell:
+    from torchcam.methods import GradCAM
+
+    with GradCAM(case.model, "layer4") as cam:
+        scores = case.model(case.images)
+        (maps,) = cam([CLASS] * 4, scores)
+    own = block_cam(case)
+    own = own - own.amin((1, 2), keepdim=True)
+    error = relative(maps.detach(), own / own.amax((1, 2), keepdim=True).clamp(min=1e-7))
+    return Cell("exact" if error < 1e-3 else "wrong", error, "after its scaling to 0 … 1")
+
+
+@tool(
+    "zennit, EpsilonPlus", "relevance, BatchNorm merged by `SequentialMergeBatchNorm`", "zennit==0.5.1",
+    remedy=dict.fromkeys(
+        ("wrong", "works", "loses attention"), "`fold_(…, batch_norm=True)` first, and no canonizer there"
+    ),
+)  # fmt: skip
+def zennit(case: Case) -> Cell:
+    from zennit.canonizers import SequentialMergeBatchNorm
+    from zennit.composites import EpsilonPlus
+
+    model = copy.deepcopy(case.model)
+    with EpsilonPlus(canonizers=[SequentialMergeBatchNorm()]).context(model) as inside, torch.no_grad():
+        outputs = inside(case.images)
+    return case.judged(outputs, message="error: of the network while BatchNorm is merged")
+
+
+@tool("shap, GradientExplainer", "expected gradients", "shap==0.51.0")
+def shap(case: Case) -> Cell:
+    import shap
+
+    explainer = shap.GradientExplainer(copy.deepcopy(case.model), case.images * 0)
+    values = explainer.shap_values(case.images[:1], nsamples=200)
+    total = torch.as_tensor(values)[0, ..., CLASS].sum()
+    with torch.no_grad():
+        change = (case.model(case.images[:1]) - case.model(case.images[:1] * 0))[0, CLASS]
+    error = float((total - change).abs() / change.abs())
+    return Cell("works" if error < 0.3 else "wrong", error, "200 draws; error: of their sum")
+
+
+@tool(
+    "shap, DeepExplainer", "DeepLIFT's rules", "shap==0.51.0",
+    remedy={"refused": "its rules know no attention: `GradientExplainer`"},
+)  # fmt: skip
+def shap_deep(case: Case) -> Cell:
+    import shap
+
+    explainer = shap.DeepExplainer(copy.deepcopy(case.model), case.images * 0)
+    values = torch.as_tensor(explainer.shap_values(case.images[:1], check_additivity=True))[0, ..., CLASS].sum()
+    with torch.no_grad():
+        change = (case.model(case.images[:1]) - case.model(case.images[:1] * 0))[0, CLASS]
+    error = float((values - change).abs() / change.abs())
+    return Cell("exact" if error < 1e-2 else "wrong", error)
+
+
+@tool("torchlens", "log every operation of a pass", "torchlens==2.36.1")
+def torch_lens(case: Case) -> Cell:
+    import torchlens
+
+    log = torchlens.log_forward_pass(copy.deepcopy(case.model), case.images[:1])
+    names = [str(layer) for layer in log.layer_labels]
+    return Cell("works", None, f"{len(names)} operations, {sum('softmax' in name for name in names)} of them softmax")
+
+
+@tool("torchview", "draw the network", "torchview==0.2.7", "graphviz==0.21")
+def torch_view(case: Case) -> Cell:
+    from torchview import draw_graph
+
+    drawn = draw_graph(copy.deepcopy(case.model), input_data=case.images[:1], depth=4)
+    source = str(drawn.visual_graph.source)
+    kind = {"beside": "AttentionBeside", "linear": "GPSA", "parent": "Conv2d"}[case.layer]
+    return Cell(
+        "works" if kind in source or "Conv2d" in source else "wrong", None, f"{kind} in the drawing: {kind in source}"
+    )
