@@ -5,7 +5,7 @@ what is inferred here because the paper leaves it open.
 
 A file holds `paper`, `notes` (texts said more than once), `bases` (settings with a name, under the dotted names of a
 recipe's fields; other files may build on them), `sizes` (columns of numbers and texts, a row for every size of the
-network), `groups` of recipes, and by name of a recipe `memory` and `here`: what was counted and run with this code.
+network), `groups` of recipes, and by name of a recipe its `memory`, as counted.
 A recipe of a group is made for each of its rows, or for those named in `for`. {column} in its name, texts and settings
 is replaced by the value of the row, of its size, or of a note.
 """
@@ -62,8 +62,6 @@ class Entry:
     memory: Sequence[float] | None = None
     """Weights, gradients and moments in GiB, and what autograd keeps of an image in MiB without and with
     `grad_checkpointing` (results/memory.csv). None: not counted."""
-    here: str = ""
-    """Result of a whole run with this code."""
     given_command: str | None = None
     data: str | None = None
     """Key of `DATA`; None: the data set of the settings."""
@@ -93,13 +91,13 @@ class Entry:
         """The whole description, the title first."""
         lines = [
             f"{self.title}\n", f"Paper: {self.paper}", f"Command: {self.command}", f"Expected: {self.expected}",
-            f"Here: {self.here}" if self.here else "", f"Cost: {self.cost}",
+            f"Cost: {self.cost}",
         ]  # fmt: skip
         if self.memory is not None:
             weights, image, checkpointed = self.memory
             kept = f"{image:g} MiB an image ({checkpointed:g} with --grad-checkpointing)"
             lines.append(f"Memory: {weights:g} GiB and {kept}, counted for the parent")
-        return "\n".join([*filter(None, lines), f"Inferred: {self.inferred}"])
+        return "\n".join([*lines, f"Inferred: {self.inferred}"])
 
 
 def compute(
@@ -155,8 +153,7 @@ def read_papers(paths: Sequence[Path]) -> dict[str, list[Entry]]:
             entries[paper["paper"]].append(Entry(
                 name, table["title"], source, table["expected"], cost, table["inferred"], values,
                 after=table.get("after"), needs_weights="after" in table or table.get("needs_weights", False),
-                memory=paper.get("memory", {}).get(name), here=paper.get("here", {}).get(name, ""),
-                given_command=table.get("command"), data=table.get("data"),
+                memory=paper.get("memory", {}).get(name), given_command=table.get("command"), data=table.get("data"),
             ))  # fmt: skip
     return entries
 
