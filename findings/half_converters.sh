@@ -5,8 +5,8 @@
 # Seen: onnxconverter-common cuts every constant at 10,000, with a warning; ONNX Runtime's keeps it. The outputs differ by
 # the factor sqrt(3).
 #   variance 30000: onnxconverter-common 10000, onnxruntime 30000
-source "$(dirname "$0")/environment.sh" onnx==1.23.2 onnxruntime==1.32.0 onnxconverter-common==1.16.0 numpy==2.4.6 ml_dtypes \
-    protobuf packaging flatbuffers
+source "$(dirname "$0")/environment.sh" onnx==1.23.2 onnxruntime==1.32.0 onnxconverter-common==1.16.0 \
+    numpy==2.4.6 ml_dtypes protobuf packaging flatbuffers
 "$python" -W ignore - <<'PY' 2>/dev/null
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper

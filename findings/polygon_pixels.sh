@@ -5,7 +5,8 @@
 # Seen: COCO's code takes pixel centres within, the others the border too. Scored by COCO's code, the annotation drawn
 # by Pillow has an intersection over union of 0.4 with itself.
 #   {'pycocotools': 6, 'scikit-image': 15, 'Pillow': 15, 'opencv': 15}; IoU 0.4
-source "$(dirname "$0")/environment.sh" pycocotools==2.0.11 scikit-image==0.26.0 pillow==13.0.0 opencv-python==5.0.0.93 numpy==2.4.6
+source "$(dirname "$0")/environment.sh" pycocotools==2.0.11 scikit-image==0.26.0 pillow==13.0.0 \
+    opencv-python==5.0.0.93 numpy==2.4.6
 "$python" -W ignore - <<'PY'
 import cv2
 import numpy as np

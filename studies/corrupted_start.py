@@ -31,11 +31,11 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop, normalize
 
 import recast
-from recast.lab.data.datasets import IMAGENET
 from recast.lab.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
 from recast.lab.evaluation.suites import SEVERITIES
 from recast.models.build import build
 from recast.models.config import ModelConfig
+from recast.models.register import IMAGENET
 
 OPEN = 1.0
 SIZE = 224

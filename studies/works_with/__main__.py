@@ -123,7 +123,7 @@ def run(name: str, log: Path) -> list[dict[str, str]]:
                 os.chdir(folder)
                 sys.path.insert(0, str(folder / "packages"))
                 os.environ["PYTHONPATH"] = f"{folder / 'packages'}:{ROOT / 'src'}"
-                row["version"] = version(tool.packages[0].partition("==")[0])
+                row["version"] = row["version"] or version(tool.packages[0])
                 Path("rows.json").write_text(json.dumps([row | new for new in measure(tool)]))
                 code = 0
             finally:
@@ -178,8 +178,8 @@ def tables(rows: list[dict[str, str]]) -> str:
         parts.append(f"## {heading}\n\n| tool | what you do | result | notes |\n|---|---|---|---|")
         for name in names:
             mine = [row for row in rows if row["tool"] == name]
-            notes = dict.fromkeys(row["message"] for row in mine if row["message"])
-            texts = " / ".join(notes).replace("|", "\\|")
+            notes = dict.fromkeys(note for row in mine for note in row["message"].split("; "))
+            texts = "; ".join(notes).replace("|", "\\|")
             first = mine[0]
             parts[-1] += f"\n| {name} {first['version']} | {first['does']} | {cell_text(mine)} | {texts} |"
     return "\n\n".join(parts) + "\n"

@@ -13,8 +13,6 @@ from torch import nn
 import recast
 
 PEFT = ("peft==0.21.2", "transformers==5.23.0", "accelerate==1.15.0")
-LAST = r"layer4\.\d\.conv\d(\.conv)?"
-"""The convolutions of the last stage, in the layer beside them too."""
 
 
 def opened(model: nn.Module) -> nn.Module:
@@ -29,7 +27,9 @@ def by_peft(case: Case, **options: Any) -> Cell:
     """Adapt, merge, and compare the merged network with the adapted one."""
     from peft import LoraConfig, get_peft_model
 
-    adapted = opened(get_peft_model(copy.deepcopy(case.model), LoraConfig(r=4, target_modules=LAST, **options)))
+    modules = [(name, module) for name, module in case.model.layer4.named_modules() if "downsample" not in name]
+    names = [f"layer4.{name}" for name, module in modules if isinstance(module, nn.Conv2d | recast.GPSA)]
+    adapted = opened(get_peft_model(copy.deepcopy(case.model), LoraConfig(r=4, target_modules=names, **options)))
     with torch.no_grad():
         before = adapted(case.images)
         error = float((adapted.merge_and_unload()(case.images) - before).abs().max() / before.abs().max())
@@ -54,9 +54,11 @@ def peft_dora(case: Case) -> Cell:
 def peft_first(case: Case) -> Cell:
     from peft import LoraConfig, get_peft_model
 
-    adapted = get_peft_model(timm.create_model("resnet18", num_classes=10), LoraConfig(r=4, target_modules=LAST))
+    adapted = get_peft_model(
+        timm.create_model("resnet18", num_classes=10), LoraConfig(r=4, target_modules=r"layer4.*conv\d")
+    )
     gate = case.layer
-    plan = recast.plan(adapted.eval(), case.images, recast.RecastConfig(gate=gate), where="layer4")
+    plan = recast.plan(adapted.eval(), case.images, recast.RecastConfig(gate=gate), where="*layer4*")
     left = [f"{left.name}: {left.reason}" for left in plan.left if "lora_A" in left.name or "base_layer" in left.name]
     return Cell("refused" if left and not plan.steps else "wrong", None, left[0] if left else f"{plan.steps[0].name}")
 

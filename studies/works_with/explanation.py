@@ -151,7 +151,7 @@ def shap_deep(case: Case) -> Cell:
 def torch_lens(case: Case) -> Cell:
     import torchlens
 
-    log = torchlens.log_forward_pass(copy.deepcopy(case.model), case.images[:1])
+    log = torchlens.trace(copy.deepcopy(case.model), case.images[:1])
     names = [str(layer) for layer in log.layer_labels]
     return Cell("works", None, f"{len(names)} operations, {sum('softmax' in name for name in names)} of them softmax")
 

@@ -96,7 +96,7 @@ def by_globox(folder: Path) -> None:
                                            for b in boxes])
         for file, boxes in BOXES.items()
     ]  # fmt: skip
-    globox.AnnotationSet(images).save_coco(folder / "annotations.json")
+    globox.AnnotationSet(images).save_coco(folder / "annotations.json", auto_ids=True)
 
 
 @annotations("label-studio-converter", "`convert_to_coco`, then `--data coco`", "label-studio-converter==0.0.59")
