@@ -51,10 +51,10 @@ TRAININGS = [words[1:] for words in COMMANDS if words[0] == "train"]
 
 
 def captured(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    recipes: list[Recipe] = []
+    caught: list[Recipe] = []
 
     def catch(recipe: Recipe, *_: Any, **__: Any) -> None:
-        recipes.append(recipe)
+        caught.append(recipe)
         raise RecastError("caught")
 
     Path("data").mkdir(exist_ok=True)
@@ -63,8 +63,8 @@ def captured(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.setattr(run, "train", catch)
     weights = ["--checkpoint", "weights.safetensors"] if recipes()[words[0]].needs_weights else []
     assert main(["train", *words, *weights, "--data-dir", "data", "--out", "runs/none"]) == 2
-    assert len(recipes) == 1, words
-    return recipes[0]
+    assert len(caught) == 1, words
+    return caught[0]
 
 
 ITEM = r"(?:[A-D]\.)?\d+(?:\.\d+)?"
