@@ -22,6 +22,20 @@ COMMAND = [sys.executable, "-m", "recast"]
 ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
 
 
+@pytest.mark.parametrize("command", ["evaluate", "report", "plan"])
+def test_only_train_takes_several_processes(
+    command: str, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    done = cli(command, "resnet18")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert f"torchrun started 2: start {command} without torchrun" in done.err
+    monkeypatch.setenv("RANK", "1")
+    done = cli(command, "resnet18")
+    assert (done.code, done.out, done.err) == (2, "", "")
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [

@@ -9,6 +9,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.transforms.v2.functional import normalize
@@ -19,7 +20,7 @@ from recast.lab.data import Loader, load_data
 from recast.models.build import build, input_defaults
 from recast.models.cifar import CifarResNet, SubsampleShortcut
 from recast.models.config import ModelConfig
-from recast.papers.deit.variants import MIXERS, VARIANTS, ResMLP
+from recast.papers.deit.variants import MIXERS, VARIANTS, ClassAttentionViT, ResMLP
 from recast.papers.dense.neck import Neck
 from recast.papers.dense.segment.networks import UperHead, fcn_head
 from recast.papers.grafit.config import Neighbors
@@ -130,6 +131,57 @@ def test_class_layers_read_the_patches_and_leave_them() -> None:
     assert not torch.allclose(logits[0], logits[1])
     assert not torch.allclose(logits, model.forward_head(tokens.flip(1))), "weights are by position"
     assert torch.equal(model.head(model.forward_head(tokens, pre_logits=True)), logits)
+
+
+# CaiT's table of class tokens in DeiT-S: SA + CA blocks, the block before which the token enters, parameters, FLOPs
+@pytest.mark.parametrize(
+    ("depth", "class_layers", "token_at", "millions", "billions"),
+    [(12, 0, 2, 22, 4.6), (12, 0, 11, 22, 4.6), (9, 3, None, 22, 3.6), (10, 2, None, 22, 3.9), (11, 1, None, 22, 4.3),
+     (12, 1, None, 24, 4.6), (12, 2, None, 26, 4.7), (12, 3, None, 27, 4.8)],
+)  # fmt: skip
+def test_late_class_tokens_of_deit(
+    depth: int, class_layers: int, token_at: int | None, millions: int, billions: float
+) -> None:
+    settings = {"depth": depth, "class_layers": class_layers, "token_at": token_at}
+    with torch.device("meta"), FlopCounterMode(display=False) as flops:
+        model = timm.create_model("deit_small_class_attention", **settings)
+        model(torch.zeros(1, 3, 224, 224))
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
+    assert round(flops.get_total_flops() / 2e9, 1) == billions
+
+
+def small_vit(**options: object) -> ClassAttentionViT:
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 8, "num_heads": 2, "num_classes": 3, "depth": 2}
+    return ClassAttentionViT(**sizes, **options).eval()
+
+
+def test_a_token_from_the_start_is_timm_s_vit() -> None:
+    model = small_vit(class_layers=0, token_at=0)
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 8, "num_heads": 2, "num_classes": 3, "depth": 2}
+    plain = VisionTransformer(**shape, no_embed_class=True).eval()
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model(x), plain(x))
+
+
+@pytest.mark.parametrize("init_values", [None, 0.5])
+def test_class_attention_reads_the_patches_and_leaves_them(init_values: float | None) -> None:
+    model, x = small_vit(class_layers=2, init_values=init_values), torch.randn(2, 3, 32, 32)
+    without = small_vit(class_layers=1, init_values=init_values)
+    without.class_layers = nn.ModuleList()
+    without.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("class_layers")})
+    tokens, before = model.forward_features(x), without.forward_features(x)
+    assert torch.equal(tokens[:, 1:], before[:, 1:])
+    assert torch.allclose(before[0, 0], before[1, 0]), "the token has not seen a patch yet"
+    assert not torch.allclose(tokens[0, 0], tokens[1, 0])
+    assert any(name.endswith("gamma_1") for name in model.state_dict()) == (init_values is not None)
+
+
+def test_a_token_that_sees_no_patch_is_refused() -> None:
+    for options in ({"class_layers": 0}, {"token_at": 3}, {"token_at": -1}):
+        with pytest.raises(RecastError, match="sees no patches: set class_layers"):
+            small_vit(**options)
 
 
 def test_a_resnet50_with_an_mlp() -> None:

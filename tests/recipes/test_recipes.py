@@ -1,5 +1,6 @@
 """Every recipe is complete and has its row in the pages of recipes; every network can be built on the meta device."""
 
+import csv
 import re
 import shlex
 from functools import cache
@@ -129,6 +130,24 @@ def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> N
         assert ("--checkpoint" in words) == entry.needs_weights, name
         if entry.after:
             assert f"runs/{entry.after}/weights.safetensors" in words, name
+
+
+def table(name: str) -> dict[str, dict[str, str]]:
+    path = DOCS.parent / "results" / name
+    with path.open(encoding="utf-8") as file:
+        return {row["recipe"]: row for row in csv.DictReader(file)}
+
+
+def test_the_memory_that_help_states_is_that_of_the_table() -> None:
+    counted = table("memory.csv")
+    assert {name for name, entry in recipes().items() if entry.memory} == set(counted)
+    for name, row in counted.items():
+        entry, recipe = recipes()[name], make_recipe(name)
+        numbers = [float(row[key]) for key in ("weights_gib", "image_mib", "image_mib_checkpointed")]
+        assert list(entry.memory or ()) == pytest.approx(numbers), name
+        assert f"{numbers[1]:g} MiB an image ({numbers[2]:g} with" in line(name, "Memory")
+        assert numbers[1] > numbers[2], name
+        assert (int(row["side"]), row["precision"]) == (recipe.data.img_size, recipe.amp.replace("off", "fp32")), name
 
 
 def test_every_paper_has_its_section_and_every_recipe_of_ours_its_row() -> None:

@@ -2,7 +2,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from on_reports import rows_where, series_of, set_values
+from on_reports import rows_where, series_of, set_recipe, set_values
 
 from recast.lab.folder.records import ARMS, FrontierLine
 from recast.lab.folder.tables import Table, write_table
@@ -118,3 +118,34 @@ def test_the_curve_of_closed_heads(make_run: Any) -> None:
     joint = costs.joint_frontier([run, replace(run, name="another")])
     assert series_of(joint[0]) == {run.name, "another"}
     assert [(row["x"], row["y"]) for row in rows_where(joint[1], series="another")] == [(ms, n) for *_, n, ms in points]
+
+
+def test_accuracy_by_the_length_of_the_training(make_run: Any) -> None:
+    """Two drop rates, two lengths, two seeds of one point; an unfinished run is not drawn."""
+    runs = []
+    for rate, epochs, seed, top1 in ((0.1, 2, 0, 70.0), (0.1, 2, 1, 72.0), (0.1, 3, 0, 75.0), (0.3, 3, 0, 60.0)):
+        recipe = {"regularization.drop_path": rate, "epochs": epochs, "seed": seed}
+        name = f"{rate}-{epochs}-{seed}"
+        runs.append(read_run(make_run(name, top1=dict.fromkeys(ARMS, top1), recipe=recipe, epochs=epochs)))
+    begun = make_run("begun", recipe={"regularization.drop_path": 0.1, "epochs": 9}, without=("rows.csv",))
+    drawn = {chart.name: chart for chart in curves.of_runs([*runs, read_run(begun)])}
+    points = [(row["series"], row["x"], row["y"]) for row in rows_where(drawn["length_runs"])]
+    assert points == [("drop_path 0.1", 2, 71.0), ("drop_path 0.1", 3, 75.0), ("drop_path 0.3", 3, 60.0)]
+    assert "length_runs" not in {chart.name for chart in curves.of_runs(runs[:2])}
+
+
+def test_training_time_counts_that_of_known_parents(make_run: Any, make_plain: Any) -> None:
+    """Weights of nothing, of a run on random weights, of the control arm of a run on those; then of elsewhere."""
+    grandparent = make_plain("grandparent")
+    set_recipe(grandparent, {"model.checkpoint": None, "model.pretrained": False})
+    parent = make_run("parent", recipe={"model.checkpoint": str(grandparent / "weights.safetensors")})
+    child = make_run("child", recipe={"model.checkpoint": str(parent / "finetuned" / "weights.safetensors")})
+    times = [costs.parent_seconds(path, read_run(path).recipe) for path in (grandparent, parent, child)]
+    each = sum(row.seconds or 0 for row in read_run(grandparent).metrics)
+    assert times == [0, each, 2 * each]
+    charts = costs.cost_charts([read_run(child)])
+    assert "seconds" not in charts
+    xs = {row["series"]: row["x"] for row in rows_where(charts["total_seconds"][0])}
+    assert xs["Parent"] == 2 * each < xs["Recast"]
+    stray = read_run(make_run("stray", recipe={"model.checkpoint": "elsewhere.safetensors"}))
+    assert "total_seconds" not in costs.cost_charts([read_run(child), stray])

@@ -10,9 +10,9 @@ import pytest
 import timm.layers
 import torch
 from safetensors.torch import load_file
-from small import small_child, small_data, small_fit
+from small import small_child, small_data
 from torch import nn
-from two_processes import EMBEDDING, ODD, embedded, recipe, run, run_scheduled
+from two_processes import EMBEDDINGS, ODD, fit_embedding, recipe, run, run_scheduled
 
 from recast.errors import RecastError
 from recast.lab.config import ClassifyConfig, ScheduleConfig
@@ -21,7 +21,6 @@ from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted, check_shares
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
-from recast.papers.grafit.config import EmbedConfig
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
@@ -88,11 +87,11 @@ def test_layers_switch_in_all_processes(folder: Path, tmp_path: Path) -> None:
 
 
 @slow
-def test_processes_share_one_memory(folder: Path, tmp_path: Path) -> None:
-    embedding = recipe(task=EmbedConfig(projector=EMBEDDING), accumulate=2)
-    small_fit(tmp_path / "one", embedded(), embedding, data=small_data(ODD))
-    assert_close(tmp_path / "one", folder / "embedding")
-    newest = (states(run)[-1] for run in (tmp_path / "one", folder / "embedding"))
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_processes_share_one_memory(name: str, folder: Path, tmp_path: Path) -> None:
+    fit_embedding(tmp_path / "one", name, accumulate=2)
+    assert_close(tmp_path / "one", folder / name)
+    newest = (states(run)[-1] for run in (tmp_path / "one", folder / name))
     mine, theirs = (torch.load(path, weights_only=True)["loss"]["memory"] for path in newest)
     assert torch.allclose(mine, theirs, atol=1e-5)
     assert mine.any(1).all()

@@ -149,3 +149,37 @@ def test_prepare_does_what_the_recipe_says_and_leaves_alone_what_it_leaves_open(
     assert probabilities(model) == [0.2] * 9
     assert all(bool((scale == 0.25).all()) for scale in layer_scales(model).values())
     assert model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+CHECKPOINTED: dict[str, Callable[[], nn.Module]] = {
+    "BatchNorm": lambda: timm.create_model("test_resnet", num_classes=3, drop_path_rate=0.3),
+    "dropout": lambda: vit(img_size=8, patch_size=4, proj_drop_rate=0.2, drop_path_rate=0.3),
+    "ours": lambda: PatchConvNet(8, 2, num_classes=3),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_checkpointed_blocks_are_computed_again_and_change_nothing(name: str, tmp_path: Path) -> None:
+    """Bit for bit the losses, weights and BatchNorm statistics of a training that stores all activations."""
+    losses: dict[bool, list[float]] = {False: [], True: []}
+    calls = {False: 0, True: 0}
+    for switched in losses:
+        torch.manual_seed(0)
+        model = CHECKPOINTED[name]()
+        block = model.get_submodule({"BatchNorm": "layer1.0"}.get(name, "blocks.0"))
+
+        def count(module: nn.Module, _inputs: Any, switched: bool = switched) -> None:
+            calls[switched] += module.training
+
+        block.register_forward_pre_hook(count)
+        folder = tmp_path / str(switched)
+        small_fit(folder, model, losses=losses[switched], epochs=2, accumulate=2, grad_checkpointing=switched)
+    assert calls == {False: 20, True: 40}
+    assert losses[True] == losses[False]
+    assert_same(tmp_path / "True", tmp_path / "False")
+
+
+@pytest.mark.parametrize("make", [small_parent, lambda: timm.create_model("pit_ti_224")])
+def test_a_network_without_checkpointing_is_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(RecastError, match="has no gradient checkpointing: drop grad_checkpointing"):
+        prepare_(make(), Recipe(grad_checkpointing=True))

@@ -21,13 +21,17 @@ from recast.papers.grafit.head import add_embedding_
 
 BATCH_NORM_FROZEN = RegularizationConfig(freeze="batch_norm", ema_decay=0.9)
 ODD = 19
-EMBEDDING = Projector("mlp", dim=5, hidden=7, views=2)
+EMBEDDINGS = {
+    "embedding": Projector("mlp", dim=5, hidden=7, views=2),
+    "triplet": Projector("mlp", dim=5, hidden=7, views=2, instance_loss="triplet"),
+}
 
 
-def embedded() -> nn.Module:
-    child = small_child()
+def fit_embedding(folder: Path, name: str, **fields: Any) -> None:
+    child, projector = small_child(), EMBEDDINGS[name]
     torch.manual_seed(3)
-    return add_embedding_(child, EMBEDDING, CLASSES)
+    model = add_embedding_(child, projector, CLASSES)
+    small_fit(folder, model, recipe(task=EmbedConfig(projector=projector), **fields), data=small_data(ODD))
 
 
 def recipe(**fields: Any) -> Recipe:
@@ -58,7 +62,8 @@ def main(folder: Path) -> None:
             "counted": _count_images(),
         }
         run_scheduled(folder / "scheduled", recipe(schedule=ScheduleConfig("progressive")))
-        small_fit(folder / "embedding", embedded(), recipe(task=EmbedConfig(projector=EMBEDDING)), data=small_data(ODD))
+        for name in EMBEDDINGS:
+            fit_embedding(folder / name, name)
         _stop_in_the_second_process(folder / "stopped")
         run(folder / "begun_by_one", recipe(), resume=True)
         if is_first():

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from recast import __version__
 from recast.errors import RecastError, shown
-from recast.lab.cli.guard import complain, describe_error, guarded_streams, later_process, one_line
+from recast.lab.cli.guard import check_alone, complain, describe_error, guarded_streams, later_process, one_line
 from recast.lab.cli.help import HELP, help_text
 from recast.lab.cli.paths import check_paths
 
@@ -86,6 +86,8 @@ def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], A
     try:
         if (text := _help(words, extend)) is not None:
             return partial(print, text), set()
+        if words[0] in COMMANDS and words[0] != "train":
+            check_alone(words[0])
         if words[0] not in UNEXTENDED:
             extend()
             command, bound = _bound(words)

@@ -104,6 +104,17 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {message} (unexpected: --verbose shows where)"
 
 
+def check_alone(command: str) -> None:
+    """Raise RecastError for a command that torchrun started in several processes: each would do all of the work."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        error = RecastError(
+            f"only train shares its work among processes, and torchrun started {os.environ['WORLD_SIZE']}: start "
+            f"{command} without torchrun"
+        )
+        error.is_reported = bool(later_process())  # by the first process
+        raise error
+
+
 def later_process() -> str:
     """Return the rank of a later process of torchrun; empty for the first, which alone prints."""
     number = os.environ.get("RANK", "0")

@@ -5,8 +5,9 @@ what is inferred here because the paper leaves it open.
 
 A file holds `paper`, `notes` (texts said more than once), `bases` (settings with a name, under the dotted names of a
 recipe's fields; other files may build on them), `sizes` (columns of numbers and texts, a row for every size of the
-network), and `groups` of recipes. A recipe of a group is made for each of its rows, or for those named in `for`.
-{column} in its name, texts and settings is replaced by the value of the row, of its size, or of a note.
+network), `groups` of recipes, and by name of a recipe its `memory`, as counted.
+A recipe of a group is made for each of its rows, or for those named in `for`. {column} in its name, texts and settings
+is replaced by the value of the row, of its size, or of a note.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class Entry:
     """The recipe whose weights it starts from (`--checkpoint`)."""
     needs_weights: bool = False
     """True if it requires trained weights: `--checkpoint` or `--pretrained`."""
+    memory: Sequence[float] | None = None
+    """Weights, gradients and moments in GiB, and what autograd keeps of an image in MiB without and with
+    `grad_checkpointing` (results/memory.csv). None: not counted."""
     given_command: str | None = None
     data: str | None = None
     """Key of `DATA`; None: the data set of the settings."""
@@ -85,10 +89,15 @@ class Entry:
     @property
     def text(self) -> str:
         """The whole description, the title first."""
-        return (
-            f"{self.title}\n\nPaper: {self.paper}\nCommand: {self.command}\nExpected: {self.expected}\n"
-            f"Cost: {self.cost}\nInferred: {self.inferred}"
-        )
+        lines = [
+            f"{self.title}\n", f"Paper: {self.paper}", f"Command: {self.command}", f"Expected: {self.expected}",
+            f"Cost: {self.cost}",
+        ]  # fmt: skip
+        if self.memory is not None:
+            weights, image, checkpointed = self.memory
+            kept = f"{image:g} MiB an image ({checkpointed:g} with --grad-checkpointing)"
+            lines.append(f"Memory: {weights:g} GiB and {kept}, counted for the parent")
+        return "\n".join([*lines, f"Inferred: {self.inferred}"])
 
 
 def compute(
@@ -144,7 +153,7 @@ def read_papers(paths: Sequence[Path]) -> dict[str, list[Entry]]:
             entries[paper["paper"]].append(Entry(
                 name, table["title"], source, table["expected"], cost, table["inferred"], values,
                 after=table.get("after"), needs_weights="after" in table or table.get("needs_weights", False),
-                given_command=table.get("command"), data=table.get("data"),
+                memory=paper.get("memory", {}).get(name), given_command=table.get("command"), data=table.get("data"),
             ))  # fmt: skip
     return entries
 

@@ -6,15 +6,20 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from recast.errors import RecastError
+from recast.lab.config import Recipe
 from recast.lab.evaluation.suites import METRICS, SUITES, base, of_kind
+from recast.lab.folder.names import CONTROL, METRICS_FILE
 from recast.lab.folder.records import FrontierLine
+from recast.lab.folder.run import RunFolder
 from recast.lab.pages import formats
 from recast.lab.pages.charts import Chart, LegendEntry, Point, Role, Series, series_chart
 from recast.lab.report.curves import settings
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
-from recast.lab.report.load import Run
+from recast.lab.report.load import Run, read_epochs
 
 SMALL = (3.5, 2.4)
 BY_TIME: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
@@ -24,14 +29,21 @@ COSTS = {
     "images_per_second": ("images per second", partial(formats.compact, digits=4)),
     "peak_memory": ("peak memory, bytes", formats.memory),
     "seconds": ("training time", formats.duration),
+    "total_seconds": ("training time with the parent's", formats.duration),
 }
+TOTAL = "total_seconds"
 MOST_NAMED = 6  # names of more runs would hide the points
 
 
 def cost_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
-    """Return charts of accuracy and robustness by cost (T-CNN, Figs. 1 and 2)."""
+    """Return charts of accuracy and robustness by cost (T-CNN, Figs. 1 and 2).
+
+    The training time counts that of the parents, if all are known.
+    """
     charts: dict[str, list[Chart]] = {}
-    for cost, (suite, metric, title) in product(COSTS, _accuracies(runs)):
+    costs = [cost for cost in COSTS if cost not in (TOTAL, "seconds")]
+    costs.append("seconds" if any(math.isnan(parent_seconds(run.path, run.recipe)) for run in runs) else TOTAL)
+    for cost, (suite, metric, title) in product(costs, _accuracies(runs)):
         if chart := _cost_chart(runs, cost, suite, metric, title):
             charts.setdefault(cost, []).append(chart)
     return charts
@@ -52,14 +64,34 @@ def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
 
 
 def _cost(run: Run, arm: str, cost: str) -> float:
-    """Return the measured cost. Parameters and MACs default to the plan's; a parent's training time is unknown."""
-    if cost == "seconds":
+    """Return the measured cost. Parameters and MACs default to the plan's."""
+    if cost in ("seconds", TOTAL):
         rows = run.control if arm == "finetuned" and not run.is_plain else [] if arm == "parent" else run.metrics
-        return sum(row.seconds or 0.0 for row in rows)
+        before = parent_seconds(run.path, run.recipe) if cost == TOTAL else 0.0
+        return before + sum(row.seconds or 0.0 for row in rows)
     value = run.value(arm, "cost", cost)
     if math.isfinite(value) or cost not in {"macs", "parameters"} or run.plan is None:
         return value
     return float(getattr(run.plan.after if arm == "recast" else run.plan.before, cost))
+
+
+def parent_seconds(folder: Path, recipe: Recipe) -> float:
+    """Return the seconds of training behind the weights that a run started from, those of their own parents included.
+
+    0 for random weights, NaN for weights that are of no run folder that can be read.
+    """
+    checkpoint = recipe.model.checkpoint
+    if checkpoint is None:
+        return math.nan if recipe.model.pretrained else 0.0
+    arm = (folder / checkpoint).resolve().parent
+    earlier = RunFolder(arm.parent if arm.name == CONTROL else arm)
+    if earlier.path == folder.resolve() or not (earlier.is_run and (arm / METRICS_FILE).is_file()):
+        return math.nan
+    try:
+        seconds = sum(row.seconds or 0.0 for row in read_epochs(arm / METRICS_FILE))
+        return seconds + parent_seconds(earlier.path, earlier.recipe())
+    except RecastError:
+        return math.nan
 
 
 def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: str) -> Chart | None:

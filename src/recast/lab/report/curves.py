@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from recast.lab.evaluation.suites import CATEGORIES, of_kind
@@ -11,9 +12,10 @@ from recast.lab.folder.files import number
 from recast.lab.pages.charts import Chart, LegendEntry, Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
-from recast.lab.report.verdict import accuracy
+from recast.lab.report.verdict import accuracy, differing, settings_of
 
 MOST_SWITCHES = 24  # more vertical lines would hide the curves
+MOST_FIELDS = 2  # a line of a figure is named by so many settings, else by its run
 PERCENT = (-2.5, 102)  # with room for markers at 0
 Keyed = dict[float, tuple[str, str]]
 """Position on the horizontal axis → (suite, metric) of rows.csv."""
@@ -99,7 +101,7 @@ def resolutions(run: Run) -> list[Chart]:
 
 
 def of_runs(runs: Sequence[Run]) -> list[Chart]:
-    """Return what each of several runs trained, by epoch (T-CNN, Fig. 6) and by test size (Fig. 7)."""
+    """Return what each of several runs trained, by epoch (T-CNN, Fig. 6), by test size (Fig. 7) and by length."""
     by_epoch, by_size = list[Series](), list[Series]()
     for place, run in enumerate(runs):
         arm, role = "finetuned" if run.is_plain else "recast", place / max(len(runs) - 1, 1)
@@ -115,7 +117,31 @@ def of_runs(runs: Sequence[Run]) -> list[Chart]:
             ("resolution_runs", f"{label} test size", by_size, "test size, pixels"),
         )
         if len(series) > 1
-    ]
+    ] + _by_length(runs)
+
+
+def _by_length(runs: Sequence[Run]) -> list[Chart]:
+    """Return the final accuracy against the epochs of training (DeiT's, CaiT's, DeiT III's and PatchConvNet's figures).
+
+    A line has the runs that differ in the length alone; its points are means over seeds. Unfinished runs have none.
+    """
+    finished = [run for run in runs if not run.unfinished]
+    settings = [{key: value for key, value in settings_of(run).items() if key != "epochs"} for run in finished]
+    varied = differing(settings)
+    lines: dict[str, dict[int, list[float]]] = {}
+    for run, fields in zip(finished, settings, strict=True):
+        label = ", ".join(f"{key.rpartition('.')[2]} {fields.get(key)}" for key in varied[:MOST_FIELDS])
+        label += f", {run.name}" * (len(varied) > MOST_FIELDS)
+        value = accuracy(run, "finetuned" if run.is_plain else "recast")
+        lines.setdefault(label, {}).setdefault(run.recipe.epochs, []).append(value)
+    if max(map(len, lines.values()), default=0) < 2:
+        return []
+    series = []
+    for place, (label, values) in enumerate(lines.items()):
+        points = [Point(float(epochs), fmean(each)) for epochs, each in sorted(values.items())]
+        series.append(Series(label, points, place / max(len(lines) - 1, 1), end=label))
+    title = f"{runs[0].judged} at the end, %, by epochs of training"
+    return [series_chart("length_runs", title, series, xlabel="epochs of training", right=0.8, whole_x=True)]
 
 
 def relative(run: Run) -> list[Chart]:

@@ -172,8 +172,8 @@ def read_run(path: Path) -> Run:
         recipe=recipe,
         recipe_text=recipe_text,
         plan=None if recipe.is_plain else run.plan(),
-        metrics=_metrics(path / names.METRICS_FILE),
-        control=run.read(f"{names.CONTROL}/{names.METRICS_FILE}", _metrics) or [],
+        metrics=read_epochs(path / names.METRICS_FILE),
+        control=run.read(f"{names.CONTROL}/{names.METRICS_FILE}", read_epochs) or [],
         verify=run.read(names.VERIFY_FILE, lambda file: read_json(file, *VERIFY)),
         environment=run.read(names.ENVIRONMENT, read_json) or {},
         rows=run.records(names.ROWS, Row),
@@ -190,7 +190,11 @@ def read_run(path: Path) -> Run:
     )
 
 
-def _metrics(path: Path) -> list[Epoch]:
+def read_epochs(path: Path) -> list[Epoch]:
+    """Read metrics.jsonl, sorted by epoch. Damaged lines are skipped with a warning.
+
+    Raises RecastError if no line can be read.
+    """
     by_epoch: dict[int, Epoch] = {}
     lines, damaged = read_lines(path)
     problems = [f"{path} line {index}, which is truncated or damaged" for index in damaged]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from recast.errors import listed
 from recast.lab.config.text import flat, how_it_runs, paths
@@ -217,6 +216,22 @@ def _shown(run: Run) -> int:
     return 1 if paired.value > 0 else -1
 
 
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return the fields of a recipe that may change a result, except the seed; of paths the last component."""
+    may_differ = {*how_it_runs(), "seed", "compile"}
+    recipe = {key: value for key, value in flat(run.recipe.plain()).items() if key not in may_differ}
+    for key in map(".".join, paths()):
+        if path := recipe.get(key):
+            recipe[key] = PurePath(path).name
+    return recipe
+
+
+def differing(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the fields in which recipes differ."""
+    keys = {key for recipe in recipes for key in recipe}
+    return sorted(key for key in keys if any(recipe.get(key) != recipes[0].get(key) for recipe in recipes))
+
+
 def why_no_mean(runs: Sequence[Run]) -> str:
     """Return why the runs cannot be averaged; empty if they are one recipe with different seeds.
 
@@ -228,13 +243,7 @@ def why_no_mean(runs: Sequence[Run]) -> str:
         return "No mean: the runs were measured on different numbers of images."
     if any(run.unfinished for run in runs):
         return "No mean: not all runs are finished."
-    may_differ = {*how_it_runs(), "seed", "compile"}
-    recipes = [{key: value for key, value in flat(run.recipe.plain()).items() if key not in may_differ} for run in runs]
-    for recipe, key in product(recipes, map(".".join, paths())):
-        if path := recipe.get(key):
-            recipe[key] = PurePath(path).name
-    keys = {key for recipe in recipes for key in recipe}
-    differ = sorted(key for key in keys if any(recipe.get(key) != recipes[0].get(key) for recipe in recipes))
+    differ = differing(list(map(settings_of, runs)))
     if differ:
         return f"No mean: the runs differ in more than the seed ({listed(differ, LISTED)})."
     if len({run.epochs for run in runs}) > 1:

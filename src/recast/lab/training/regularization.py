@@ -1,4 +1,4 @@
-"""Regularisation that is a property of the network: stochastic depth and frozen parameters.
+"""Properties of the network while it trains: stochastic depth, frozen parameters, gradient checkpointing.
 
 The functions change networks in place, recast or not, without renaming anything in their state_dict.
 """
@@ -6,7 +6,7 @@ The functions change networks in place, recast or not, without renaming anything
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from timm.layers import DropPath
@@ -90,12 +90,29 @@ def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None) -> 
     return parts
 
 
-def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """Apply a recipe's stochastic depth, settings of papers, freezing and memory format.
+def set_grad_checkpointing_(model: nn.Module) -> None:
+    """Switch on timm's gradient checkpointing. Raises RecastError for a network without it."""
+    switch: Any = getattr(model, "set_grad_checkpointing", None)
+    try:
+        if switch is None:
+            raise AssertionError
+        switch(True)
+    except AssertionError:  # timm's, of networks that have the method only
+        raise RecastError(
+            f"{type(model).__name__} has no gradient checkpointing: drop grad_checkpointing, and raise accumulate if "
+            "a batch does not fit into memory"
+        ) from None
 
-    Frozen parameters require no gradient. Raises RecastError if the network has no place for stochastic depth.
+
+def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """Apply a recipe's stochastic depth, settings of papers, freezing, memory format and gradient checkpointing.
+
+    Frozen parameters require no gradient. Raises RecastError if the network has no place for stochastic depth, or no
+    gradient checkpointing.
     """
     config, papers = recipe.regularization, recipe.papers.values()
+    if recipe.grad_checkpointing:
+        set_grad_checkpointing_(model)
     if config.drop_path is not None:
         set_drop_path_(model, config.drop_path)
         for paper in papers:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,16 @@ from recast.lab.training.distributed import process_count, process_number
 from recast.lab.training.optim import close_averaged_gates_, set_learning_rate, shrink_gates_
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore every buffer after the block: blocks that are computed again would count a batch twice in BatchNorm."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 class Objective:
@@ -127,7 +138,8 @@ class Update:
         with torch.autocast(images.device.type, AMP_DTYPES.get(self.recipe.amp), enabled=self.recipe.amp != "off"):
             outputs = self.network(*self.objective.task.inputs(images, targets))
         loss = self.objective(outputs, images, targets)
-        self.state.scaler.scale(loss / self.recipe.accumulate).backward()
+        with unchanged_buffers(self.state.model) if self.recipe.grad_checkpointing else nullcontext():
+            self.state.scaler.scale(loss / self.recipe.accumulate).backward()
         return loss.detach()
 
     def _step(self) -> None:
