@@ -71,10 +71,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
-from recast.lab.data.datasets import IMAGENET, ImageTensors
+from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.digits import draw_classes
 from recast.lab.data.seeding import hold_out
 from recast.lab.evaluation.intervals import POINTS, interval
+from recast.models.register import IMAGENET
 
 Data = tuple[Tensor, ...]
 
