@@ -37,7 +37,7 @@ A difference beside − arm is shown if 0 is outside its 95 % interval over seed
 be ahead of the blocks trained on; it is the choice if it is shown to be ahead of every other arm too; it must not be
 chosen where it is shown to be behind. first and textures: nothing is expected.
 
-Run so far: see docs/expect.md, which lists what was not run.
+Run so far: a step of each arm on drawn canvases, no training. The odd photograph of beside.py was run there.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
-from recast.lab.data.datasets import IMAGENET, ImageTensors
+from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.digits import draw_classes
 from recast.lab.data.seeding import hold_out
 from recast.lab.evaluation.intervals import POINTS, interval
+from recast.models.register import IMAGENET
 
 Data = tuple[Tensor, ...]
 
