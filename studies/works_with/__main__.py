@@ -169,10 +169,10 @@ def cell_text(rows: list[dict[str, str]]) -> str:
 
 
 def tables(rows: list[dict[str, str]]) -> str:
-    """Return the tables of the page."""
-    parts = []
+    """Return the tables of the page, then a sentence with what was not run."""
+    parts, missing = list[str](), [row["tool"] for row in rows if row["cell"] == "not run"]
     for kind, heading in KINDS.items():
-        names = dict.fromkeys(row["tool"] for row in rows if row["kind"] == kind)
+        names = dict.fromkeys(row["tool"] for row in rows if row["kind"] == kind and row["cell"] != "not run")
         if not names:
             continue
         parts.append(f"## {heading}\n\n| tool | what you do | result | notes |\n|---|---|---|---|")
@@ -182,6 +182,8 @@ def tables(rows: list[dict[str, str]]) -> str:
             texts = "; ".join(notes).replace("|", "\\|")
             first = mine[0]
             parts[-1] += f"\n| {name} {first['version']} | {first['does']} | {cell_text(mine)} | {texts} |"
+    if missing:
+        parts.append(f"## Not run\n\nThe experiment is written and has no result yet: {', '.join(missing)}.")
     return "\n\n".join(parts) + "\n"
 
 

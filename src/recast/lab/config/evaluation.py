@@ -50,7 +50,7 @@ class Options(Config):
     neighbours: Annotated[tuple[Count, ...], MinLen(1), AfterValidator(_once)] = (1, 5, 10, 20)
     """Numbers of neighbours k of the suite knn."""
     labels: str | None = None
-    """Labels of the suites knn and retrieval, as in training. None: those that the run was trained with."""
+    """Labels of the suites knn and retrieval: fine or coarse, for Grafit. None: those of the training."""
     sets: FilePath | None = None
     """Folder that holds imagenet-c/, imagenet-a/ ... None: $RECAST_DATA."""
     test_mode: Literal["square", "whole"] = "square"

@@ -137,6 +137,8 @@ def _write(
         written.add(name)
         if rows and name in content["suites"] and rows == [row for row in older if row.suite == name]:
             continue  # read from RUN/scores: the older provenance is right
+        entry = evaluator(name)
+        recorded = (*entry.uses, "num_images", "seed", *(["labels"] if entry.takes_other_labels else []))
         content["suites"][name] = {
             "command": command,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -144,7 +146,7 @@ def _write(
             "together_with": [other for other in suites if other != name],  # of the same pass, which share its seconds
             "dataset": rows[0].dataset if rows else run.data.name,
             "images": images,
-            "options": {key: options[key] for key in options if key in (*evaluator(name).uses, "num_images", "seed")},
+            "options": {key: options[key] for key in options if key in recorded},
             "device": str(machine["device"]),
             "machine": f"{machine['platform']}, {machine['cpu_count']} CPUs",
             "versions": {package: str(machine[package]) for package in ("recast", "torch", "timm", "python")},

@@ -170,12 +170,14 @@ class _Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            distributed.on_first(self.open)  # all arms were finished, but paths may have changed
-        if self.environment:
-            seconds = self.environment["seconds"] + time.time() - self.start_time
-            with suppress(OSError):  # a full disk must not hide why the run ended
-                write_json(self.out / names.ENVIRONMENT, {**self.environment, "seconds": round(seconds, 1)})
+        try:
+            if kind is None:
+                distributed.on_first(self.open)  # all arms were finished, but paths may have changed
+        finally:
+            if self.environment:
+                seconds = self.environment["seconds"] + time.time() - self.start_time
+                with suppress(OSError):  # a full disk must not hide why the run ended
+                    write_json(self.out / names.ENVIRONMENT, {**self.environment, "seconds": round(seconds, 1)})
 
     def open(self) -> None:
         """Write once what is known before training; recipe.yaml comes after the files that resuming requires."""
