@@ -183,7 +183,7 @@ def tables(rows: list[dict[str, str]]) -> str:
             first = mine[0]
             parts[-1] += f"\n| {name} {first['version']} | {first['does']} | {cell_text(mine)} | {texts} |"
     if missing:
-        parts.append(f"## Not run\n\nThe experiment is written and has no result yet: {', '.join(missing)}.")
+        parts.append(f"## Not run\n\nThe experiment is written and has no result yet: {'; '.join(missing)}.")
     return "\n\n".join(parts) + "\n"
 
 
