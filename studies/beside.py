@@ -43,7 +43,7 @@ every task, ahead on one; likewise for the non-local block. A run of attention c
 Run so far: the sweep's starts on odd_digit only, its places on odd_digit and the first two on odd_photo (for three
 epochs, then for ten, as the non-local block), no rates and widths; compare: odd_digit against the non-local block and
 the former default, odd_photo for as many seconds as the non-local block, cifar against fine-tuning of equal seconds,
-and once against the non-local block.
+and once against the non-local block; sweep, odd_photo: also the non-local block at two rates of its gate.
 """
 
 from __future__ import annotations

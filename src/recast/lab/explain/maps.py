@@ -129,6 +129,8 @@ def _beside(name: str, layer: AttentionBeside, x: Tensor, size: tuple[int, int])
         first = (most - 1 - (count - 1) * step) // 2
         at.append(range(first, first + count * step, step))
     text, grid = f"content attention beside {_kernel_of(layer.conv)}", (range(keys[0]), range(keys[1]))
+    if not gamma.any():
+        text += "; closed: γ is 0, the map does not reach the output"
     described = Layer(name, "maps", text, (1, 1), (), keys, grid, (at[0], at[1]), ("content",), (("γ", gamma),))
     return described, _stored(maps_of, (counts[0], counts[1]), keys, MAX_NUMBERS // (keys[0] * keys[1]))
 

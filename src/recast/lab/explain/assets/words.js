@@ -71,12 +71,12 @@ const Words = (() => {
     const isClasses = of.kind === "classes";
     if (chosen < 0 || chosen >= maps.length) {
       if (!maps.some(Boolean)) return "";
-      return isClasses ? "Choose a map to lay it over the image. Each map is drawn from its smallest weight to its largest." : "Choose a head to lay its map over the image.";
+      return isClasses ? "Choose a map to lay it over the image. Each map is drawn from its smallest weight to its largest." : `Choose ${maps.length > 1 ? "a" : "the"} head to lay its map over the image.`;
     }
     if (isClasses) return range(shown, chosen);
     const values = maps[chosen];
     const words = capital(tapInWords(of, names, chosen));
-    const list = gates(of, chosen).map(([symbol, value]) => `${symbol} = ${number(value)}${symbol === "γ" && value < 0 ? " (its content is subtracted)" : ""}`).join(", ");
+    const list = gates(of, chosen).map(([symbol, value]) => `${symbol} = ${number(value)}${symbol !== "γ" || value > 0 ? "" : value < 0 ? " (its content is subtracted)" : " (closed: its map does not reach the output)"}`).join(", ");
     const about = `${words}${list ? `: ${list}` : ""}. `;
     if (!values) return `${about}This head has no content map.`;
     const top = largest(values, of.keys[1][2]);
