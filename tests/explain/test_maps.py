@@ -85,6 +85,15 @@ def test_a_scene_holds_what_the_attention_of_a_layer_follows_from(config: dict[s
     assert len(layers) == (4 if config["gate"] == "bias" else 5)
 
 
+@torch.no_grad()
+def test_a_closed_gate_beside_a_convolution_is_said() -> None:
+    x = torch.rand(1, 4, 6, 5)
+    layer = recast_conv(nn.Conv2d(4, 4, 3, padding=1), x, gate="beside")
+    assert "closed" in recast_layer("conv", layer, x)[0].description
+    layer.gamma += 0.1
+    assert "closed" not in recast_layer("conv", layer, x)[0].description
+
+
 BIAS = {"gate": "bias", "bias_init": 3.0, "query_key": "random"}
 
 
