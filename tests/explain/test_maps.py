@@ -18,6 +18,7 @@ from recast.lab.explain.scene import Layer, Maps, Outputs, Prediction, share_tex
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import PAPERS_LAYER
 from recast.papers.patchconvnet.network import PatchConvNet
+from recast.surgery.rules import convert
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "num_heads": 3, "num_classes": 5, "depth": 2}
 
@@ -88,7 +89,7 @@ def test_a_scene_holds_what_the_attention_of_a_layer_follows_from(config: dict[s
 @torch.no_grad()
 def test_a_closed_gate_beside_a_convolution_is_said() -> None:
     x = torch.rand(1, 4, 6, 5)
-    layer = recast_conv(nn.Conv2d(4, 4, 3, padding=1), x, gate="beside")
+    layer = convert(nn.Conv2d(4, 4, 3, padding=1), RecastConfig())
     assert "closed" in recast_layer("conv", layer, x)[0].description
     layer.gamma += 0.1
     assert "closed" not in recast_layer("conv", layer, x)[0].description
