@@ -208,7 +208,7 @@ def works_with(monkeypatch: pytest.MonkeyPatch) -> Any:
     study = runpy.run_path(str(folder / "__main__.py"), run_name="works_with")
     study["load_tools"]()
     yield study
-    for path in folder.glob("*.py"):
+    for path in folder.glob("[!_]*.py"):
         sys.modules.pop(path.stem, None)
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from recast.errors import RecastError
-from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, Recipe
+from recast.lab.config import Augmentation, ClassifyConfig, DataConfig
 from recast.lab.data import Loader, load_data
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.seeding import (
@@ -321,11 +321,11 @@ def test_a_dead_loader_process_is_explained(end: Callable[[], object], how: str)
 def test_balanced_batches_do_not_depend_on_start_and_parts() -> None:
     data = load_data(DataConfig())
     data = replace(data, train=data.train.subset(torch.arange(len(data.train))[data.train.labels < 3][:200]))
-    recipe = Recipe(task=ClassifyConfig(sampler="balanced"))
-    options = {**task_named("classify").loading(recipe, data), "batch_size": 32, "shuffle_seed": 4, "drop_last": True}
+    task = ClassifyConfig(sampler="balanced")
+    options = {**task_named("classify").loading(task, data), "batch_size": 32, "shuffle_seed": 4, "drop_last": True}
     batches = [labels for _, labels in Loader(**options)]
     assert len(batches) == 6
     assert torch.cat(batches).bincount().float().std() < 5
     assert next(iter(Loader(**options, start=4)))[1].equal(batches[4])
     assert next(iter(Loader(**options, part=1, parts=2)))[1].equal(batches[0][1::2])
-    assert task_named("classify").loading(Recipe(), data)["balanced"] is False
+    assert task_named("classify").loading(ClassifyConfig(), data)["balanced"] is False

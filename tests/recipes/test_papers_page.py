@@ -114,10 +114,13 @@ def options_of(command: str) -> set[str]:
     return set(re.findall(r"--[a-z][a-z-]*", out.getvalue().replace("--[no-]", "--")))
 
 
-def test_every_command_parses_and_its_recipe_resolves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_command_parses_and_its_recipe_resolves(
+    every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert len(TRAININGS) > 200
-    for words in TRAININGS:
+    for words in TRAININGS[::every]:
         recipe = captured(words, monkeypatch)
         assert recipe.model.name.partition(":")[2] or timm.is_model(recipe.model.name), words
     for command, *words in COMMANDS:
