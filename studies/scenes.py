@@ -2,7 +2,7 @@
 
     python studies/scenes.py times --out runs/scenes                   # on an idle machine
     python studies/scenes.py compare --out runs/scenes --seeds 0 1 2   # continues where it was stopped
-    python studies/scenes.py table --out runs/scenes                   # writes results/scenes_{times,equal_time}.csv
+    python studies/scenes.py table --out runs/scenes                   # writes results/scenes_beside{,_times}.csv
 
 One parent, a `scenes_fcn` that learned the 1,000 scenes for 24 epochs, as in results/scenes.csv. Every arm trains it
 further by the recipe `segment` (AdamW 2e-3, poly, batches of 16), for `EPOCHS` instead of the 16 of results/scenes.csv,
@@ -176,9 +176,9 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def table(options: argparse.Namespace) -> None:
-    """Write results/scenes_times.csv and scenes_equal_time.csv (means, and differences to attention beside)."""
+    """Write results/scenes_beside_times.csv and scenes_beside.csv (means, and differences to attention beside)."""
     out = options.out
-    (RESULTS / "scenes_times.csv").write_text((out / "times.csv").read_text())
+    (RESULTS / "scenes_beside_times.csv").write_text((out / "times.csv").read_text())
     runs, rows = read(out / "compare.csv"), []
     counts = {(r["arm"], r["seed"]): np.load(out / "counts" / f"{r['arm']}_{r['seed']}.npy") for r in runs}
     for arm in ARMS:
@@ -196,7 +196,7 @@ def table(options: argparse.Namespace) -> None:
                 ours, theirs = (of_scenes([counts[a, seed] for seed in shared], members) for a in ("beside", arm))
                 row |= columns("beside_minus_arm", interval(ours - theirs))
             rows.append(row)
-    write(RESULTS / "scenes_equal_time.csv", rows)
+    write(RESULTS / "scenes_beside.csv", rows)
 
 
 if __name__ == "__main__":
