@@ -41,11 +41,15 @@ def optional_package(name: str, package: str, purpose: str, error: type[RecastEr
 
 
 def public_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return `__getattr__` of a package whose names are imported from its modules on first use (PEP 562)."""
+    """Return `__getattr__` of a package whose names are imported from its modules on first use (PEP 562).
+
+    homes: name → its module; a module's own name stands for itself.
+    """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        module = import_module(f"{package}.{homes[name]}")
+        return module if homes[name] == name else getattr(module, name)
 
     return get

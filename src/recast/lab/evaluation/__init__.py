@@ -8,7 +8,8 @@ from recast.lab.config.evaluation import Options as Options
 from recast.lab.plugins import public_names
 
 if TYPE_CHECKING:
+    from recast.lab.evaluation import attacks as attacks
     from recast.lab.evaluation.context import PixelModel as PixelModel
     from recast.lab.evaluation.runner import evaluate as evaluate
 
-__getattr__ = public_names(__name__, {"PixelModel": "context", "evaluate": "runner"})
+__getattr__ = public_names(__name__, {"PixelModel": "context", "attacks": "attacks", "evaluate": "runner"})
