@@ -52,6 +52,14 @@ def ablation_cam(case: Case) -> Cell:
     return Cell("works" if maps.shape == (1, 96, 96) else "wrong")
 
 
+def completeness(case: Case, delta: Tensor) -> Cell:
+    """Judge by how far attributions, whose sum is `delta` off, miss the difference of the logits to a black image."""
+    with torch.no_grad():
+        change = (case.model(case.images) - case.model(case.images * 0))[:, CLASS]
+    error = relative(delta + change, change)
+    return Cell("exact" if error < 1e-3 else "works" if error < 0.1 else "wrong", error)
+
+
 @tool("captum, IntegratedGradients", "attributions; their sum is the difference of the logits", "captum==0.9.0")
 def integrated(case: Case) -> Cell:
     from captum.attr import IntegratedGradients
@@ -59,10 +67,7 @@ def integrated(case: Case) -> Cell:
     _, delta = IntegratedGradients(case.model).attribute(
         case.images, target=CLASS, n_steps=100, return_convergence_delta=True
     )
-    with torch.no_grad():
-        change = (case.model(case.images) - case.model(case.images * 0))[:, CLASS]
-    error = relative(delta.float() + change, change)
-    return Cell("exact" if error < 1e-3 else "works" if error < 0.1 else "wrong", error)
+    return completeness(case, delta.float())
 
 
 @tool("captum, LayerGradCam", "the map of the last block", "captum==0.9.0")
@@ -84,10 +89,7 @@ def deep_lift(case: Case) -> Cell:
     _, delta = DeepLift(copy.deepcopy(case.model)).attribute(
         case.images, case.images * 0, target=CLASS, return_convergence_delta=True
     )
-    with torch.no_grad():
-        change = (case.model(case.images) - case.model(case.images * 0))[:, CLASS]
-    error = relative(delta.detach() + change, change)
-    return Cell("exact" if error < 1e-3 else "works" if error < 0.1 else "wrong", error)
+    return completeness(case, delta.detach())
 
 
 @tool("torchcam, GradCAM", "the map of the last block", "torchcam==0.5.0")

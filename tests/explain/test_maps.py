@@ -87,7 +87,7 @@ def test_a_scene_holds_what_the_attention_of_a_layer_follows_from(config: dict[s
 
 
 @torch.no_grad()
-def test_a_closed_gate_beside_a_convolution_is_said() -> None:
+def test_a_closed_gate_beside_a_convolution_is_stated() -> None:
     x = torch.rand(1, 4, 6, 5)
     layer = convert(nn.Conv2d(4, 4, 3, padding=1), RecastConfig())
     assert "closed" in recast_layer("conv", layer, x)[0].description

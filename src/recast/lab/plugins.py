@@ -41,10 +41,7 @@ def optional_package(name: str, package: str, purpose: str, error: type[RecastEr
 
 
 def public_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return `__getattr__` of a package whose names are imported from its modules on first use (PEP 562).
-
-    homes: name → its module; a module's own name stands for itself.
-    """
+    """Return `__getattr__` that imports a package's names from their modules (or modules themselves) on first use."""
 
     def get(name: str) -> Any:
         if name not in homes:

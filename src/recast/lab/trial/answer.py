@@ -91,8 +91,8 @@ class Facts:
 
     @property
     def is_clock_steady(self) -> bool:
-        """Return True if the ratios differ by a tenth at most, so that equal time is what it says."""
-        return not self.ratios or max(self.ratios) <= CLOCK * min(self.ratios)
+        """Return True if equal time is what it says."""
+        return not self.ratios or is_steady(self.ratios)
 
     def decide(self, updates: Gain, time: Gain) -> Worth:
         """Return the verdict at equal time.
@@ -155,6 +155,11 @@ class Answer:
         if self.changes:
             lines += ["", "What would change the answer:", *(f"- {change}" for change in self.changes)]
         return "\n".join(lines) + "\n"
+
+
+def is_steady(ratios: Sequence[float]) -> bool:
+    """Return True if measured ratios differ by a tenth at most."""
+    return max(ratios) <= CLOCK * min(ratios)
 
 
 def confidence(seeds: int, most: int) -> float:

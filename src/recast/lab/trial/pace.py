@@ -19,7 +19,7 @@ from recast.config import Count, Positive
 from recast.errors import RecastError
 from recast.lab.data import Data, Loader
 from recast.lab.trial import arms
-from recast.lab.trial.answer import CLOCK, ENOUGH_EPOCHS, ENOUGH_UPDATES, RATES, offers
+from recast.lab.trial.answer import ENOUGH_EPOCHS, ENOUGH_UPDATES, RATES, is_steady, offers
 from recast.lab.trial.arms import RATED, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, dtype_of
 from recast.lab.trial.split import Split
@@ -160,8 +160,7 @@ def measure_pace(
         else:
             break
     ratios = [arms.ratio_of(block) for block in blocks]
-    is_steady = max(ratios) <= CLOCK * min(ratios)
-    longer = max(1, round(updates * (median(ratios) if is_steady else max(ratios))))
+    longer = max(1, round(updates * (median(ratios) if is_steady(ratios) else max(ratios))))
     updates_of = dict.fromkeys(TRAINED, updates) | {"longer": longer}
     steps = {**speed.step, "longer": speed.step["finetuned"]}
     return Pace(train, val, views, batch, updates_of, steps, image, image_bytes, dtype, ratios, ways)
