@@ -20,8 +20,9 @@ no training canvas shows, test canvases those of test.zip. Nothing but the seed 
     textures  one photograph whose 4×4 patches are shuffled: its class. Positions carry nothing, nothing to compare
 
 Network: a ResNet-20 of CIFAR-10 as published (91.9 %), frozen, in eval mode, up to the last block but `BLOCKS`. Its
-features are computed once; an arm trains the blocks after that and the classifier. Where the answer is a place
-(twice, first) the classifier is new and reads the mean of each cell; elsewhere it is the parent's. A frozen trunk makes
+features are computed once; an arm trains the blocks after that and the classifier, which is new but for textures (in
+odd, the parent's would be sure of the commoner class, never the answer). Where the answer is a place (twice, first) it
+reads the mean of each cell. A frozen trunk makes
 attention a larger share of a step than in a training of the whole network, which favours the arms without.
 
 Protocol, stated before the first run. Arms (`ARMS`), all for as many seconds as attention beside the convolution takes
@@ -200,7 +201,9 @@ def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, dict[bool, Dat
         data[True] += [images, answers]
     torch.manual_seed(0)
     network.layer3 = network.layer3[-BLOCKS:]
-    if task in PLACES:
+    if task in ("odd", "more"):
+        network.linear.reset_parameters()
+    elif task in PLACES:
         network.global_pool = nn.AdaptiveAvgPool2d(2)
         network.linear = nn.Linear(4 * network.num_features, len(PAIRS) if task == "twice" else 10)
     return LastStage(network), {kind: tuple(values) for kind, values in data.items()}
