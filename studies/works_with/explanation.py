@@ -17,11 +17,11 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max())
 
 
-def block_cam(case: Case) -> Tensor:
-    """Return Grad-CAM at the last block, before any scaling, (4, 3, 3)."""
+def block_cam(case: Case, number: int = CLASS) -> Tensor:
+    """Return Grad-CAM of a class at the last block, before any scaling, (4, 3, 3)."""
     features: list[Tensor] = []
     handle = case.model.layer4[-1].register_forward_hook(lambda module, args, output: features.append(output))
-    score = case.model(case.images)[:, CLASS].sum()
+    score = case.model(case.images)[:, number].sum()
     handle.remove()
     (gradient,) = torch.autograd.grad(score, features[0])
     return (gradient.mean((2, 3), keepdim=True) * features[0]).sum(1).relu().detach()
@@ -32,9 +32,10 @@ def grad_cam(case: Case) -> Cell:
     from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
+    shown = next(number for number in range(1000) if block_cam(case, number).amax((1, 2)).min() > 0)
     with GradCAM(case.model, [case.model.layer4[-1]]) as cam:
-        maps = torch.from_numpy(cam(case.images, [ClassifierOutputTarget(CLASS)] * 4))
-    own = F.interpolate(block_cam(case)[:, None], (96, 96), mode="bilinear")[:, 0]
+        maps = torch.from_numpy(cam(case.images, [ClassifierOutputTarget(shown)] * 4))
+    own = F.interpolate(block_cam(case, shown)[:, None], (96, 96), mode="bilinear")[:, 0]
     own = own - own.amin((1, 2), keepdim=True)
     expected = own / own.amax((1, 2), keepdim=True).clamp(min=1e-7)
     error = relative(maps, expected)
@@ -46,8 +47,8 @@ def ablation_cam(case: Case) -> Cell:
     from pytorch_grad_cam import AblationCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
-    with AblationCAM(copy.deepcopy(case.model), [case.model.layer4[-1].conv2]) as cam:
-        cam.model = case.model
+    model = copy.deepcopy(case.model)  # the package replaces the layer
+    with AblationCAM(model, [model.layer4[-1].conv2]) as cam:
         maps = cam(case.images[:1], [ClassifierOutputTarget(CLASS)])
     return Cell("works" if maps.shape == (1, 96, 96) else "wrong")
 
