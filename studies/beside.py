@@ -38,7 +38,7 @@ times as many pixels before it. Gates' rate and width were not varied before: th
 Arms (`arms`): the parent; beside; timm's non-local block of as many multiply-adds after the stage, which starts at
 zero; and, for as many seconds as the non-local block takes (cifar: as beside takes), by ratios of step times measured
 in turns: the parent fine-tuned, the former default in every 3×3 convolution of the stage, nine heads without Gaussians,
-and beside. Also fine-tuned for as many updates, and timm's global context.
+beside, and beside the last convolution alone. Also fine-tuned for as many updates, and timm's global context.
 One parent; seeds change the order of images and new parameters. Rates are those of
 price.py, 2e-3 for odd_photo, for every arm. A difference beside − arm is shown if 0 is outside its 95 % interval, which
 is that of price.py. beside is the better default if it is shown to be ahead of the former default or equal to it on
@@ -294,6 +294,7 @@ def arms(task: str) -> dict[str, Setting]:
         "parent": {"epochs": 0}, "beside": NEW, "non-local": {"block": "non-local", "gate_ratio": 50},
         "fine-tuned, equal seconds": long, "the former default, equal seconds": today | long,
         "fine-tuned, equal updates": {}, "beside, equal seconds": NEW | long,
+        "the last convolution alone, equal seconds": BASE | long,
         "nine heads, equal seconds": nine | {"gate_ratio": 50} | long,
         "global context": {"block": "context", "gate_ratio": 50},
     }  # fmt: skip
