@@ -17,9 +17,10 @@ from torch import nn
 
 import recast
 from recast.errors import RecastError
+from recast.lab.folder.run import follow_up
 from recast.models.build import build, build_from, class_names, constructor, input_defaults
 from recast.models.config import ModelConfig
-from recast.models.trust import follow_up, trusting
+from recast.models.trust import trusting
 
 OWN_NETWORKS = """
 from torch import nn
@@ -75,7 +76,7 @@ def test_the_config_decides_on_classes_before_the_data_set() -> None:
         ("antigravity:fly", {}, "standard library"),
         ("recast.__main__:main", {}, "standard library"),
         ("own:fixed", {"num_classes": 6}, "fixed cannot be called with .*num_classes"),
-        ("own:tiny", {"pretrained": True}, "tiny cannot be called with .*pretrained.* --checkpoint FILE"),
+        ("own:tiny", {"pretrained": True}, "tiny cannot be called with .*pretrained.* checkpoint=FILE"),
         ("own:word", {}, r"must return an nn\.Module, got str"),
         ("own:poisoned", {}, "NaN or infinity in weight"),
         ("own:leaves", {}, "leaves failed: SystemExit: bye"),

@@ -4,9 +4,9 @@ import pytest
 
 from recast.lab.config import ClassifyConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.config.text import changes, load_recipe, save_recipe
+from recast.lab.folder.run import follow_up
 from recast.layers.config import RecastConfig
 from recast.models.config import ModelConfig
-from recast.models.trust import follow_up
 
 UNUSUAL = Recipe(
     model=ModelConfig("torchvision:resnet50", pretrained=True, num_classes=7),
