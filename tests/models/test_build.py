@@ -1,5 +1,4 @@
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from torch import nn
 
 import recast
 from recast.errors import RecastError
-from recast.lab.folder.run import follow_up
 from recast.models.build import build, build_from, class_names, constructor, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
@@ -216,10 +214,3 @@ def test_a_detector_without_weights_fetches_none(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("torchvision._internally_replaced_utils.load_state_dict_from_url", fetch)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
     assert build(ModelConfig("torchvision:lraspp_mobilenet_v3_large")) is not None
-
-
-def test_a_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", os.devnull)
-    for script, printed in ((".venv/bin/recast", ".venv/bin/recast train"), ("lib/pytest/__main__.py", "recast train")):
-        monkeypatch.setattr(sys, "argv", [script])
-        assert follow_up("train") == printed
