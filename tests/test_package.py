@@ -5,6 +5,7 @@ core ← lab ← papers: a part imports itself and those to its left, in any way
 
 import ast
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -98,6 +99,12 @@ def test_the_check_sees_every_kind_of_import() -> None:
         'importlib.import_module("recast.lab.cli")',
     ):
         assert {part(name) for name in imported(source)} == {"lab"}, source
+
+
+def test_the_core_names_arguments_not_options() -> None:
+    """The command line shows `trust=True` as `--trust` (`recast.lab.cli.guard.one_line`)."""
+    sources = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items() if part(name) == "core"}
+    assert {name: words for name, text in sources.items() if (words := re.findall(r"--[a-z][\w-]*", text))} == {}
 
 
 def test_a_reader_of_the_layer_needs_few_lines() -> None:

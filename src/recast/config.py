@@ -74,7 +74,7 @@ class File:
 
 @dataclass(frozen=True)
 class Rare:
-    """Marks an option that only `--help-all` shows."""
+    """Marks an option that only the full help of a command shows."""
 
 
 @dataclass(frozen=True)

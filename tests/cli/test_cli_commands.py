@@ -10,7 +10,9 @@ from unittest import mock
 import pytest
 
 import recast.lab.training.run as training
+from recast.errors import RecastError
 from recast.lab.cli import COMMANDS
+from recast.lab.cli.guard import one_line
 from recast.lab.config import Recipe
 
 Cli = Callable[..., Any]
@@ -187,3 +189,17 @@ def test_an_option_is_suggested_only_for_a_name_much_like_it(typed: str, meant: 
     message = refused("plan", "resnet18", typed, "3")
     assert typed.partition("=")[0] in message
     assert re.findall(r"mean --(\S+)\?", message) == [meant] * (meant is not None)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("choose with checkpoint_key=NAME", "choose with --checkpoint-key NAME"),
+        ("give weights, checkpoint=my net.pth", "give weights, --checkpoint my net.pth"),
+        ("add trust=True and", "add --trust and"),
+        ("pretrained=False, or pass allow_change=True", "--no-pretrained, or pass --allow-change"),
+        ("own_trust=True, checkpoint, {'pretrained': True}", "own_trust=True, checkpoint, {'pretrained': True}"),
+    ],
+)
+def test_arguments_that_a_message_advises_are_shown_as_options(message: str, line: str) -> None:
+    assert one_line(RecastError(message)) == line

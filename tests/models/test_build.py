@@ -1,5 +1,4 @@
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import recast
 from recast.errors import RecastError
 from recast.models.build import build, build_from, class_names, constructor, input_defaults
 from recast.models.config import ModelConfig
-from recast.models.trust import follow_up, trusting
+from recast.models.trust import trusting
 
 OWN_NETWORKS = """
 from torch import nn
@@ -75,7 +74,7 @@ def test_the_config_decides_on_classes_before_the_data_set() -> None:
         ("antigravity:fly", {}, "standard library"),
         ("recast.__main__:main", {}, "standard library"),
         ("own:fixed", {"num_classes": 6}, "fixed cannot be called with .*num_classes"),
-        ("own:tiny", {"pretrained": True}, "tiny cannot be called with .*pretrained.* --checkpoint FILE"),
+        ("own:tiny", {"pretrained": True}, "tiny cannot be called with .*pretrained.* checkpoint=FILE"),
         ("own:word", {}, r"must return an nn\.Module, got str"),
         ("own:poisoned", {}, "NaN or infinity in weight"),
         ("own:leaves", {}, "leaves failed: SystemExit: bye"),
@@ -215,10 +214,3 @@ def test_a_detector_without_weights_fetches_none(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("torchvision._internally_replaced_utils.load_state_dict_from_url", fetch)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
     assert build(ModelConfig("torchvision:lraspp_mobilenet_v3_large")) is not None
-
-
-def test_a_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", os.devnull)
-    for script, printed in ((".venv/bin/recast", ".venv/bin/recast train"), ("lib/pytest/__main__.py", "recast train")):
-        monkeypatch.setattr(sys, "argv", [script])
-        assert follow_up("train") == printed

@@ -92,7 +92,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, content: object, message: str)
 def test_of_several_sets_the_average_is_taken_and_said(
     tmp_path: Path, content: object, first: str, second: str
 ) -> None:
-    with pytest.warns(UserWarning, match=rf"{first}\S* is loaded, --checkpoint-key"):
+    with pytest.warns(UserWarning, match=rf"{first}\S* is loaded, checkpoint_key="):
         taken = selected(tmp_path, content)
     chosen = selected(tmp_path, content, second)
     kinds = {"average" if torch.equal(w["3.bias"], EMA["3.bias"]) else "plain" for w in (taken, chosen)}
@@ -155,7 +155,7 @@ CODE = r"w\.pth holds code, .*: save the weights alone, torch\.save"
         (ITSELF, "holds no weights"),
         (net(), CODE),
         ({"model": WEIGHTS, "optimizer": torch.optim.SGD(net().parameters())}, CODE),
-        ({"student": under("module."), "teacher": EMA}, r"student\.module, teacher: choose with --checkpoint-key"),
+        ({"student": under("module."), "teacher": EMA}, r"student\.module, teacher: choose with checkpoint_key="),
     ],
 )
 def test_content_without_a_set_of_weights_is_refused(tmp_path: Path, content: object, message: str) -> None:

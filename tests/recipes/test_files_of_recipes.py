@@ -1,12 +1,14 @@
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from recast.lab.config import ClassifyConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.config.text import changes, load_recipe, save_recipe
+from recast.lab.folder.run import follow_up
 from recast.layers.config import RecastConfig
 from recast.models.config import ModelConfig
-from recast.models.trust import follow_up
 
 UNUSUAL = Recipe(
     model=ModelConfig("torchvision:resnet50", pretrained=True, num_classes=7),
@@ -58,3 +60,10 @@ def test_a_command_to_type_next_says_what_a_function_needs() -> None:
     command = follow_up("evaluate", "my run", functions=functions)
     assert command == "PYTHONPATH=. recast evaluate 'my run' --trust"
     assert follow_up("evaluate", "runs/a", functions=Recipe().functions) == "recast evaluate runs/a"
+
+
+def test_a_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    for script, printed in ((".venv/bin/recast", ".venv/bin/recast train"), ("lib/pytest/__main__.py", "recast train")):
+        monkeypatch.setattr(sys, "argv", [script])
+        assert follow_up("train") == printed

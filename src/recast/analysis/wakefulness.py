@@ -25,7 +25,7 @@ from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional import expand_heads
-from recast.layers.functional.beside import content_map, query_pixels
+from recast.layers.functional.beside import attention_map, query_pixels
 from recast.layers.functional.maps import content_rows, real_keys
 from recast.layers.functional.operands import block_diagonal
 from recast.layers.gpsa import GPSA
@@ -258,7 +258,7 @@ def _beside(layer: AttentionBeside, x: Tensor, output: Tensor, queries: int) -> 
     """Return `of_batch` of attention beside a convolution."""
     w, outputs = layer.weights(), output.flatten(2).transpose(1, 2)
     at = torch.arange(0, outputs.shape[1], math.ceil(outputs.shape[1] / queries), device=x.device)
-    content = content_map(x, query_pixels(x, *output.shape[2:]).flatten(2)[:, :, at, None], w)
+    content = attention_map(x, query_pixels(x, *output.shape[2:]).flatten(2)[:, :, at, None], w)
     distance = (content - 1 / content.shape[-1]).abs().sum(-1).mean(-1) / 2
     values = x.flatten(2).transpose(1, 2) @ (w.gamma * block_diagonal(w.content, w.groups)).T
     parts = [

@@ -215,6 +215,7 @@ def task_of_data(config: DataConfig) -> Task:
 def suites_of(task: Task, only_default: bool = False) -> list[str]:
     """Return the suites for data of a task, all or the default ones; its own come first."""
     return [
-        name for name, suite in {**task.suites, **SUITES}.items()
+        name
+        for name, suite in {**task.suites, **SUITES}.items()
         if suite.task in ("", task.name) and (not only_default or (suite.default and name not in task.not_by_default))
-    ]  # fmt: skip
+    ]

@@ -13,7 +13,7 @@ from recast.errors import RecastError
 from recast.layers.attention_conv import GROUPED_HEAD_DIM, KernelRead, check_no_proxy, in_transform, is_exported
 from recast.layers.config import BesideGate
 from recast.layers.forms import Tuned
-from recast.layers.functional.beside import BesideWeights, added, choose_attend, content_map, query_pixels, reference
+from recast.layers.functional.beside import BesideWeights, added, attention_map, by_formula, choose_attend, query_pixels
 from recast.layers.geometry import Geometry
 from recast.modes import computes_as, data_of
 
@@ -135,7 +135,7 @@ class AttentionBeside(Tuned, nn.Module):
     def _added(self, x: Tensor, y: Tensor, backend: str) -> Tensor:
         queries, w = query_pixels(x, *y.shape[2:]), self.weights()
         if backend in ("reference", "dense"):
-            return reference(x, y, queries, w)
+            return by_formula(x, y, queries, w)
         return added(x, y, queries, w, choose_attend(x, y, backend))
 
     def attention(self, x: Tensor, size: tuple[int, int] | None = None) -> Tensor:
@@ -143,7 +143,7 @@ class AttentionBeside(Tuned, nn.Module):
 
         It is applied γ times: rows sum to one here.
         """
-        return content_map(x, query_pixels(x, *(size or self.geometry.output_size(*x.shape[2:]))), self.weights())
+        return attention_map(x, query_pixels(x, *(size or self.geometry.output_size(*x.shape[2:]))), self.weights())
 
     # --- what a recast layer states about itself ----------------------------------------------------------------------
 

@@ -32,9 +32,10 @@ def with_channels(model: nn.Module, weights: Mapping[str, Tensor], in_chans: int
     """Return the weights with first convolutions of RGB fitted to `in_chans` channels, as timm does."""
     state = model.state_dict()
     rgb = [
-        name for name, value in weights.items()
+        name
+        for name, value in weights.items()
         if value.ndim == 4 and name in state and value.shape[1] == 3 and state[name].shape[1] == in_chans
-    ]  # fmt: skip
+    ]
     return {**weights, **{name: adapt_input_conv(in_chans, weights[name]) for name in rgb}}
 
 

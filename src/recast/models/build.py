@@ -54,7 +54,7 @@ def build(
     if config.checkpoint is not None and config.pretrained:
         raise RecastError("pass either checkpoint or pretrained, not both: a checkpoint replaces every weight")
     if config.checkpoint_key is not None and config.checkpoint is None:
-        raise RecastError("checkpoint_key (--checkpoint-key) requires checkpoint, the file that it is a key of")
+        raise RecastError("checkpoint_key=NAME requires checkpoint=FILE, the file that it is a key of")
     source, name = split_name(config.name)
     kwargs = _kwargs(config, num_classes)
     origin = str(config.checkpoint or f"the pretrained weights of {config.name}")

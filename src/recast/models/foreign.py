@@ -22,11 +22,13 @@ MAGIC: tuple[tuple[tuple[bytes, ...], str], ...] = (
 """First bytes, and what they say."""
 IN_ZIP = (
     ("constants.pkl", f"is a TorchScript archive: {SAVE.format('torch.jit.load(FILE).state_dict()')}"),
-    *((name, f"is a program of torch.export: {SAVE.format('torch.export.load(FILE).state_dict')}")
-      for name in ("archive_format", "serialized_exported_program.json")),
+    *(
+        (name, f"is a program of torch.export: {SAVE.format('torch.export.load(FILE).state_dict')}")
+        for name in ("archive_format", "serialized_exported_program.json")
+    ),
     ("extern_modules", f"is a package of torch.package: {ORIGINAL}"),
     ("model.weights.h5", "is a Keras model: pass a checkpoint of PyTorch"),
-)  # fmt: skip
+)
 """Files by which archives are known; TorchScript's has the `data.pkl` of torch.save too."""
 
 

@@ -28,7 +28,7 @@ def split_name(name: str) -> tuple[str, str]:
             f"{name} names a file: name its module, {function}, from its folder or with that on PYTHONPATH"
         )
     if not colon and PurePath(name).suffix and os.path.isfile(name):
-        raise RecastError(f"{name} is a file: name the model, and load its weights with --checkpoint {name}")
+        raise RecastError(f"{name} is a file: name the model, and load its weights with checkpoint={name}")
     if not colon:
         return "timm", name
     if prefix in REGISTRIES:

@@ -150,7 +150,7 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
 
 
 def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
-    with reaching(f"could not fetch the pretrained weights of {name}", "give a file of weights, --checkpoint FILE"):
+    with reaching(f"could not fetch the pretrained weights of {name}", "give a file of weights, checkpoint=FILE"):
         return create()
 
 
@@ -189,7 +189,7 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
         try:
             inspect.signature(function).bind(**wanted)
         except TypeError as error:
-            remedy = "; give its weights with --checkpoint FILE, or --no-pretrained for those that it returns"
+            remedy = "; give its weights with checkpoint=FILE, or pretrained=False for those that it returns"
             remedy = remedy if pretrained and "pretrained" not in inspect.signature(function).parameters else ""
             raise RecastError(f"{name} cannot be called with {wanted or 'nothing'}: {error}{remedy}") from None
         with _user_code(f"{name} failed"):

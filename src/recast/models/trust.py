@@ -1,19 +1,16 @@
 """Trust: `pkg.module:function` in a file runs only if the user allows it.
 
 A recipe, a run folder and a saved file may come from anywhere. A function is imported if the user typed its name, or
-said `--trust` (`trust=True` in Python). Imports no torch.
+passed `trust=True`. Imports no torch.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 
 from recast.errors import RecastError
 from recast.models.names import REGISTRIES
@@ -39,14 +36,6 @@ def is_function(name: str | None) -> bool:
     return name is not None and ":" in name and name.partition(":")[0] not in REGISTRIES
 
 
-def follow_up(*words: str, functions: Iterable[str | None] = ()) -> str:
-    """Return a command to type next, with the words it needs if a file names `functions` of the user."""
-    named = any(map(is_function, functions))
-    is_hidden = Path(sys.argv[0]).name == "recast" and shutil.which("recast") is None
-    program = sys.argv[0] if is_hidden else "recast"
-    return "PYTHONPATH=. " * named + shlex.join([program, *words]) + " --trust" * named
-
-
 def may_run(name: str) -> bool:
     """Return True if the user typed the name of a function, or trusts files."""
     return name in _TYPED.get() or _TRUST.get()
@@ -57,7 +46,7 @@ def check_trusted(*names: str | None) -> None:
     for name in names:
         if name is not None and is_function(name) and not may_run(name):
             raise RecastError(
-                f"the file names code to run, {name}: if you trust its author, add --trust (trust=True in Python) and "
+                f"the file names code to run, {name}: if you trust its author, add trust=True and "
                 f"put the folder of {name.partition(':')[0]} on PYTHONPATH"
             )
 

@@ -102,7 +102,7 @@ def select_weights(
         inside = {name: value for name, value in tensors.items() if name.startswith(f"{key}.")}
         if not inside:
             keys = listed(list(dict.fromkeys(name.partition(".")[0] for name in tensors)), 5)
-            raise RecastError(f"{source} has no weights under {key!r}, only {keys}: choose with --checkpoint-key")
+            raise RecastError(f"{source} has no weights under {key!r}, only {keys}: choose with checkpoint_key=NAME")
         tensors = inside
     names = {name for name in model.state_dict() if not name.endswith(".num_batches_tracked")}
     fits = Counter(start for name in tensors for start in _prefixes(name) if name.removeprefix(start) in names)
@@ -110,11 +110,11 @@ def select_weights(
     is_whole = 2 * most >= min(len(names), len(tensors))
     sets = sorted((prefix for prefix, count in fits.items() if is_whole and count == most), key=_rank)
     if len(sets) > 1 and _rank(sets[0]) == _rank(sets[1]):
-        raise RecastError(f"{source} holds several sets of weights, {_listed(sets)}: choose with --checkpoint-key NAME")
+        raise RecastError(f"{source} holds several sets of weights, {_listed(sets)}: choose with checkpoint_key=NAME")
     prefix = sets[0] if sets else _container(list(tensors))  # foreign names, which a converter may know
     if sets[1:]:
         warnings.warn(
-            f"{source} holds several sets of weights: {_listed(sets[:1])} is loaded, --checkpoint-key takes another "
+            f"{source} holds several sets of weights: {_listed(sets[:1])} is loaded, checkpoint_key=NAME takes another "
             f"({_listed(sets[1:])})",
             stacklevel=3,
         )

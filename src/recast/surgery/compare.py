@@ -84,8 +84,9 @@ def worst_channel(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> tuple[f
         a, b = a.cpu().double(), b.cpu().double()
     tiny, candidates = torch.finfo(b.dtype).tiny, []
     for axis in sorted({1, b.dim() - 1}) if b.dim() > 1 else (None,):
-        errors, sizes = (t.abs().movedim(axis or 0, 0).reshape(1 if axis is None else t.shape[axis], -1).amax(1)
-                         for t in (a - b, b))  # fmt: skip
+        errors, sizes = (
+            t.abs().movedim(axis or 0, 0).reshape(1 if axis is None else t.shape[axis], -1).amax(1) for t in (a - b, b)
+        )
         if ranges is not None and axis == 1:
             sizes = ranges.to(sizes)
         alive = sizes[sizes > 0]

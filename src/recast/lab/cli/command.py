@@ -156,10 +156,12 @@ class Part:
         base = self.model()
         for path, option in self.options.items():
             settings = Parameter(
-                name=tuple(dict.fromkeys((option.dotted, option.short))), help=option.help(not name, base),
-                show=Rare not in option.field.marks, consume_multiple=option.takes,
+                name=tuple(dict.fromkeys((option.dotted, option.short))),
+                help=option.help(not name, base),
+                show=Rare not in option.field.marks,
+                consume_multiple=option.takes,
                 negative=f"--no-{option.short[2:]}" if self.can_be_off(option, base) else (),
-            )  # fmt: skip
+            )
             hint: Any = Annotated[option.hint | None, settings]
             key = "__".join((name, *path))
             yield inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
@@ -217,9 +219,12 @@ class Command:
     """
 
     def __init__(
-        self, function: Callable[..., int], usage: str, examples: str = "",
+        self,
+        function: Callable[..., int],
+        usage: str,
+        examples: str = "",
         describe: Callable[[Sequence[str]], tuple[str, Any]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.function, self.usage, self.examples, self.describe = function, usage, examples, describe
         self.name = function.__name__.rstrip("_")  # try is a word of Python
         self.argv: Sequence[str] = ()

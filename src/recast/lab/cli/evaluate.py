@@ -20,9 +20,9 @@ from recast.lab.evaluation.suites import METRICS, SUITES, base, is_of_class
 from recast.lab.folder.files import read_names
 from recast.lab.folder.names import CLASSES, REPORT
 from recast.lab.folder.records import Difference, Row
-from recast.lab.folder.run import RunFolder
+from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.task import suites_of, task_named, task_of
-from recast.models.trust import follow_up, trusting
+from recast.models.trust import trusting
 
 if TYPE_CHECKING:
     from recast.lab.evaluation.runner import Results
@@ -95,9 +95,10 @@ def evaluate(
 
 
 COMMAND = Command(
-    evaluate, "RUN… [options]",
+    evaluate,
+    "RUN… [options]",
     EXAMPLES + "\nSuites:\n" + "\n".join(f"  {name:16} {suite.help}" for name, suite in SUITES.items()),
-)  # fmt: skip
+)
 
 
 def _evaluate_runs(

@@ -13,10 +13,10 @@ from recast.files import check_place
 from recast.lab.cli.command import Command, Compute, Line, print_json
 from recast.lab.folder.names import ANALYSIS, PLAN, WEIGHTS
 from recast.lab.folder.records import FrontierLine
-from recast.lab.folder.run import RunFolder
+from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.folder.tables import read_records
 from recast.models.config import ModelConfig
-from recast.models.trust import follow_up, is_function, trusting
+from recast.models.trust import is_function, trusting
 
 if TYPE_CHECKING:
     from recast.lab.open import OpenRun

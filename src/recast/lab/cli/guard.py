@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,8 @@ from recast.errors import RecastError, first_line, printable
 
 LONGEST = 1000
 """Characters of a message."""
+ADVICE = re.compile(r"\b(allow_change|checkpoint|checkpoint_key|pretrained|trust)=(True\b|False\b|)")
+"""Python arguments that messages of `recast` outside the command line advise."""
 
 
 class TerminalStream:
@@ -122,9 +125,15 @@ def later_process() -> str:
     return number if is_one_of_several and number != "0" else ""
 
 
+def as_option(argument: re.Match[str]) -> str:
+    """Return what to type for a Python argument: `--trust` for trust=True, and the value follows for checkpoint=."""
+    name = argument[1].replace("_", "-")
+    return {"True": f"--{name}", "False": f"--no-{name}", "": f"--{name} "}[argument[2]]
+
+
 def one_line(message: object) -> str:
-    """Return a message in one line of bounded length, without terminal control characters."""
-    text = printable(" ".join(str(message).split()))
+    """Return a message in one line of bounded length, with options as typed, without terminal control characters."""
+    text = ADVICE.sub(as_option, printable(" ".join(str(message).split())))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 203]} … {text[-200:]}"
 
 

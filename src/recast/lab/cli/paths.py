@@ -28,9 +28,11 @@ def check_paths(command: Command, words: Sequence[str]) -> None:
     words = list(takewhile(lambda word: word != "--", words))
     paths = {
         name: option.field.path[-1]
-        for part in command.parts.values() for option in part.options.values()
-        if File() in leaves(option.field.info.annotation) for name in (option.short, option.dotted)
-    }  # fmt: skip
+        for part in command.parts.values()
+        for option in part.options.values()
+        if File() in leaves(option.field.info.annotation)
+        for name in (option.short, option.dotted)
+    }
     for word, following in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         value = value if equals else following

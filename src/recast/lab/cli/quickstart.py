@@ -17,8 +17,7 @@ from recast.lab.config import OptimConfig
 from recast.lab.config.text import load_recipe
 from recast.lab.folder.files import locked
 from recast.lab.folder.names import PARENT, RECIPE, REPORT, WEIGHTS
-from recast.lab.folder.run import RunFolder
-from recast.models.trust import follow_up
+from recast.lab.folder.run import RunFolder, follow_up
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
 EXTRAS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}

@@ -15,10 +15,10 @@ from recast.lab.config import Recipe
 from recast.lab.config.text import load_recipe, override
 from recast.lab.folder.names import CONTROL, METRICS_FILE, RECIPE
 from recast.lab.folder.records import ARMS
-from recast.lab.folder.run import RunFolder
+from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.recipes import find_recipe, make_recipe, recipes, recipes_by_paper
 from recast.models.config import ModelConfig
-from recast.models.trust import check_trusted, follow_up, trusting
+from recast.models.trust import check_trusted, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
@@ -150,8 +150,9 @@ def _arms(out: Path) -> str:
     return "\n".join(
         f"{name + ':':<{width}}{METRICS[metric].label} {rows[-1][f'val_{metric}']:.2f} %, "
         f"loss {rows[-1]['val_loss']:.3f}, after epoch {rows[-1]['epoch']}"
-        for name, rows in arms if rows
-    )  # fmt: skip
+        for name, rows in arms
+        if rows
+    )
 
 
 def _summary(out: Path) -> dict[str, Any]:

@@ -43,9 +43,12 @@ def _of_part(images: LabelledImages) -> dict[str, Any]:
     is_tensor = isinstance(items, Tensor)
     sizes = [items.contiguous().numpy()] if is_tensor else map(size_of, items[:: count // SIZES + 1])
     return {
-        "number": count, "names": digest_of(names), "labels": digest_of(labels), "sizes": digest_of(sizes),
+        "number": count,
+        "names": digest_of(names),
+        "labels": digest_of(labels),
+        "sizes": digest_of(sizes),
         "contents": contents,
-    }  # fmt: skip
+    }
 
 
 def _content(images: LabelledImages, item: Any, index: int) -> bytes | np.ndarray:

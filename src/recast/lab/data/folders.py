@@ -163,9 +163,11 @@ def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], notes: Seque
     train, val = (_images(*part, names) if part else None for part, names in zip(parts, classes, strict=True))
     present = [(*part, names) for part, names in zip(parts, classes, strict=True) if part]
     if train and val and classes[0].keys() != classes[1].keys():
-        only = [f"only in {files.where(place)}: {listed(sorted(names.keys() - others.keys()), 5)}"
-                for (files, place, names), others in zip(present, classes[::-1], strict=True)
-                if names.keys() - others.keys()]  # fmt: skip
+        only = [
+            f"only in {files.where(place)}: {listed(sorted(names.keys() - others.keys()), 5)}"
+            for (files, place, names), others in zip(present, classes[::-1], strict=True)
+            if names.keys() - others.keys()
+        ]
         raise RecastError(f"class folders of training and validation differ: {'; '.join(only)}; make them equal")
     skipped = [note for files in dict.fromkeys(files for files, *_ in present) for note in files.notes()]
     merged = _merged_note(*present[0][:2])

@@ -162,9 +162,11 @@ def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
 
 
 def load_data(
-    config: DataConfig, augment: Augmentation | None = None, grouping: PaperConfig | None = None,
+    config: DataConfig,
+    augment: Augmentation | None = None,
+    grouping: PaperConfig | None = None,
     in_chans: int | None = None,
-) -> Data:  # fmt: skip
+) -> Data:
     """Load a data set by name.
 
     Subsets and splits are always the same: num_train is class-balanced, num_val has the class shares of all images.

@@ -37,9 +37,11 @@ def write_images(run: Path, images: Mapping[Key, ImageValues], suites: Collectio
     (run / PATH).parent.mkdir(exist_ok=True)
     with replaced(run / PATH) as temporary, temporary.open("wb") as file:
         np.savez_compressed(
-            file, keys=np.array(list(lines), dtype=str).reshape(-1, 3),
-            are_percentages=np.array([each.is_percentage for each in lines.values()], dtype=bool), **arrays,  # type: ignore[arg-type]
-        )  # fmt: skip
+            file,
+            keys=np.array(list(lines), dtype=str).reshape(-1, 3),
+            are_percentages=np.array([each.is_percentage for each in lines.values()], dtype=bool),
+            **arrays,  # type: ignore[arg-type]
+        )
 
 
 def read_images(run: Path) -> dict[Key, ImageValues]:

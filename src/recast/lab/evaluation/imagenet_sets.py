@@ -220,6 +220,8 @@ for _suite in list(SETS)[:3]:
     evaluates(_suite, sources=_sources, check=partial(check_classes_of, _suite))(score_top)
 evaluates("imagenet-real", sources=sources_real, check=partial(check_classes_of, "imagenet-real"))(score_top)
 evaluates(
-    "imagenet-c", sources=sources_imagenet_c, derive=partial(means_over_corruptions, with_mce=True),
+    "imagenet-c",
+    sources=sources_imagenet_c,
+    derive=partial(means_over_corruptions, with_mce=True),
     check=partial(check_classes_of, "imagenet-c"),
-)(score_part)  # fmt: skip
+)(score_part)

@@ -67,9 +67,11 @@ class Compared:
     """
 
     def __init__(
-        self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic] = {},
+        self,
+        scores: Mapping[tuple[str, str], np.ndarray],
+        statistics: Mapping[str, Statistic] = {},
         pool: Pool | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         (self.n,) = {len(values) for values in scores.values()}
         self.values: dict[tuple[str, str], float] = {}
         self.images: dict[tuple[str, str], ImageValues] = {}

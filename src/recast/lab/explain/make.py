@@ -134,9 +134,12 @@ def make_scene(
 
 
 def _look(
-    networks: Mapping[str, nn.Module], pixels: Tensor, classes: Sequence[str] | None, arms: Mapping[str, str],
+    networks: Mapping[str, nn.Module],
+    pixels: Tensor,
+    classes: Sequence[str] | None,
+    arms: Mapping[str, str],
     outputs: Outputs | None,
-) -> tuple[dict[str, tuple[Prediction, ...]], list[Described], list[str]]:  # fmt: skip
+) -> tuple[dict[str, tuple[Prediction, ...]], list[Described], list[str]]:
     """Run normalized pixels (1, C, height, width) through every arm.
 
     Returns:

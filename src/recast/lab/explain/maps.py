@@ -20,7 +20,7 @@ from recast.layers.attention_pool import attention_pools
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import Weights, expand_heads
-from recast.layers.functional.beside import content_map, query_pixels
+from recast.layers.functional.beside import attention_map, query_pixels
 from recast.layers.functional.maps import content_rows
 from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
@@ -118,7 +118,7 @@ def _beside(name: str, layer: AttentionBeside, x: Tensor, size: tuple[int, int])
     pixels, gamma = query_pixels(x, *counts).flatten(2), _array(w.gamma)
 
     def maps_of(indices: Tensor) -> Tensor:
-        maps = content_map(x, pixels[:, :, indices.to(x.device), None], w)[0].float()
+        maps = attention_map(x, pixels[:, :, indices.to(x.device), None], w)[0].float()
         if not (maps.isfinite().all() and np.isfinite(gamma).all()):
             raise RecastError(f"{name} has a gate or attention that is not finite: nothing can be drawn")
         return maps.unflatten(-1, keys)

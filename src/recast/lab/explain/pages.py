@@ -94,9 +94,12 @@ def _explain_model(
     states. Class names default to ImageNet's for 1,000 outputs. Random weights are drawn with a fixed seed.
     """
     config = ModelConfig(
-        options.subject, options.checkpoint, options.pretrained, options.num_classes,
+        options.subject,
+        options.checkpoint,
+        options.pretrained,
+        options.num_classes,
         checkpoint_key=options.checkpoint_key,
-    )  # fmt: skip
+    )
     names = None if options.classes is None else read_class_names(Path(options.classes))
     device = choose_device(options.device)
     with seeded(SEED):

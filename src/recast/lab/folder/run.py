@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +21,7 @@ from recast.lab.folder.names import CLASSES, FIRST, LOCK, PARENT, PARENT_WEIGHTS
 from recast.lab.folder.records import Row
 from recast.lab.folder.tables import read_records
 from recast.models.config import ModelConfig
-from recast.models.trust import follow_up
+from recast.models.trust import is_function
 
 if TYPE_CHECKING:
     from recast.surgery.plan import Plan
@@ -144,3 +147,11 @@ def is_kept_parent(checkpoint: str | None) -> bool:
     """Return True for a run's file of a parent that has a new classifier or random weights."""
     path = Path(checkpoint or "")
     return path.name == PARENT_WEIGHTS and RunFolder(path.parent).is_run
+
+
+def follow_up(*words: str, functions: Iterable[str | None] = ()) -> str:
+    """Return a command to type next, with the words it needs if a file names `functions` of the user."""
+    named = any(map(is_function, functions))
+    is_hidden = Path(sys.argv[0]).name == "recast" and shutil.which("recast") is None
+    program = sys.argv[0] if is_hidden else "recast"
+    return "PYTHONPATH=. " * named + shlex.join([program, *words]) + " --trust" * named

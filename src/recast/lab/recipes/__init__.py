@@ -90,9 +90,12 @@ class Entry:
     def text(self) -> str:
         """The whole description, the title first."""
         lines = [
-            f"{self.title}\n", f"Paper: {self.paper}", f"Command: {self.command}", f"Expected: {self.expected}",
+            f"{self.title}\n",
+            f"Paper: {self.paper}",
+            f"Command: {self.command}",
+            f"Expected: {self.expected}",
             f"Cost: {self.cost}",
-        ]  # fmt: skip
+        ]
         if self.memory is not None:
             weights, image, checkpointed = self.memory
             kept = f"{image:g} MiB an image ({checkpointed:g} with --grad-checkpointing)"

@@ -38,8 +38,10 @@ def training(run: Run) -> list[Chart]:
         return []
     switches = [switch.epoch - 1 for switch in run.switching.switches] if run.switching else []
     axis: dict[str, Any] = {
-        "xlabel": "epoch", "whole_x": True, "switches": switches if len(switches) <= MOST_SWITCHES else [],
-    }  # fmt: skip
+        "xlabel": "epoch",
+        "whole_x": True,
+        "switches": switches if len(switches) <= MOST_SWITCHES else [],
+    }
     parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan
     top1 = training_series(run, run.main[1])
     keys = [LegendEntry(words(run).arms["parent"], "dashed")] if math.isfinite(parent) else []

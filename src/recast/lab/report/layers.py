@@ -70,12 +70,14 @@ def depth_charts(run: Run) -> list[Chart]:
     deep = {arm: blocks for arm in ARMS if len(blocks := _blocks(run, arm)) > 1}
     return [
         series_chart(
-            f"fourier_depth{end}", f"{YLABEL} at {at}, by depth",
+            f"fourier_depth{end}",
+            f"{YLABEL} at {at}, by depth",
             [Series(words(run).arms[arm], _by_depth(blocks, frequency), arm) for arm, blocks in deep.items()],
             **BY_DEPTH,
         )
-        for end, (frequency, at) in AT.items() if deep
-    ]  # fmt: skip
+        for end, (frequency, at) in AT.items()
+        if deep
+    ]
 
 
 def joint_fourier(runs: Sequence[Run]) -> list[Chart]:

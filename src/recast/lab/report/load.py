@@ -27,10 +27,9 @@ from recast.lab.evaluation.suites import METRICS
 from recast.lab.folder import names
 from recast.lab.folder.files import read_json, read_lines, read_names, read_text
 from recast.lab.folder.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
-from recast.lab.folder.run import RunFolder
+from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.folder.tables import read_table
 from recast.lab.task import task_of_data
-from recast.models.trust import follow_up
 from recast.surgery.plan import Plan
 from recast.surgery.records import Step
 

@@ -130,10 +130,12 @@ class _Loop:
         self.rates = WarmupDecay(recipe.optim, recipe.epochs, self.batches, recipe.data.batch_size)
         decay = recipe.regularization.ema_decay
         self.state = State(
-            model, make_optimizer(model, recipe.optim, recipe.data.batch_size),
+            model,
+            make_optimizer(model, recipe.optim, recipe.data.batch_size),
             torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16"),
-            None if decay is None else ModelEmaV3(model, decay=decay), switches=switches,
-        )  # fmt: skip
+            None if decay is None else ModelEmaV3(model, decay=decay),
+            switches=switches,
+        )
         steps, amp = recipe.epochs * self.batches, AMP_DTYPES.get(recipe.amp)
         setting = Setting(steps, device, amp, recipe.regularization.freeze)
         self.objective = Objective(recipe.task, data, model, parent, setting)

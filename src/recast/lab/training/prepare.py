@@ -23,14 +23,13 @@ from recast.lab.data.class_order import order_classes_
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import read_labels
 from recast.lab.folder.names import PARENT_WEIGHTS, RECIPE
-from recast.lab.folder.run import RunFolder, is_kept_parent
+from recast.lab.folder.run import RunFolder, follow_up, is_kept_parent
 from recast.lab.task import task_of
 from recast.lab.training.distributed import check_shares
 from recast.lab.training.optim import check_trainable
 from recast.layers.cmhsa import recast_layers
 from recast.models.build import NEW_HEAD, build
 from recast.models.config import ModelConfig
-from recast.models.trust import follow_up
 from recast.modes import in_eval
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan

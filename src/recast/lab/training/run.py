@@ -28,7 +28,7 @@ from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.folder import names
 from recast.lab.folder.files import number, read_json, write_json
-from recast.lab.folder.run import RunFolder
+from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.open import check_classes, check_same
 from recast.lab.task import task_of
 from recast.lab.training import distributed
@@ -38,7 +38,7 @@ from recast.lab.training.prepare import Prepared, prepare, recipe_of_run, with_t
 from recast.lab.training.switches import WAKING_IMAGES
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import BiasGate
-from recast.models.trust import follow_up, trusting
+from recast.models.trust import trusting
 from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_
 from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of

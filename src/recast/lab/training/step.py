@@ -86,9 +86,12 @@ class Update:
         self.mix: Mixup | None = None
         if isinstance(task, ClassifyConfig) and task.mixes:
             self.mix = Mixup(
-                task.mixup, task.cutmix, prob=task.mix_prob, label_smoothing=task.label_smoothing,
+                task.mixup,
+                task.cutmix,
+                prob=task.mix_prob,
+                label_smoothing=task.label_smoothing,
                 num_classes=len(data.classes),
-            )  # fmt: skip
+            )
 
     def __call__(self, pixels: Tensor, labels: Tensor, lr_factor: float) -> Tensor:
         """Update the weights by this process's share of a batch; returns its mean loss, a tensor on the device."""

@@ -378,9 +378,12 @@ class _Trial:
         return True
 
     def _judge(
-        self, parent: tuple[bool, ...], runs: dict[Arm, list[dict[str, Any]]], rates: dict[Arm, float],
+        self,
+        parent: tuple[bool, ...],
+        runs: dict[Arm, list[dict[str, Any]]],
+        rates: dict[Arm, float],
         ratios: int | None = None,
-    ) -> Answer:  # fmt: skip
+    ) -> Answer:
         """Judge the trainings so far, by the first `ratios` measurements of the clock: those of that time."""
         pace = self.pace
         lines = [ArmLine("parent", ARM_NAMES["parent"], 100 * mean(parent))]

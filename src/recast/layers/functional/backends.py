@@ -31,7 +31,7 @@ from recast.layers.functional.operands import (
     project_values,
     scatter_heads,
     take_heads,
-)  # fmt: skip
+)
 from recast.layers.geometry import Geometry, is_channels_last
 
 KEYS = 2

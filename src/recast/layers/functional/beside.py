@@ -1,4 +1,4 @@
-"""Content attention beside a convolution, as pure functions: `reference` reads like the formula, `added` is fast.
+"""Content attention beside a convolution, as pure functions: `by_formula` reads like the formula, `added` is fast.
 
     y = conv(X) + γ · C X W_con        C = softmax(Q Kᵀ / √D)        Q = X_q W_qry,  K = X W_key
 
@@ -30,7 +30,7 @@ from recast.layers.functional.backends import (
     scaled_dot_product,
     times,
     written_out,
-)  # fmt: skip
+)
 from recast.layers.functional.operands import block_diagonal, finite_half, on_accelerator
 from recast.layers.geometry import is_channels_last
 
@@ -67,20 +67,20 @@ def query_pixels(x: Tensor, rows: int, columns: int) -> Tensor:
     return x
 
 
-def content_map(x: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
+def attention_map(x: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
     """Return C of all queries (B, C, I, J) over the pixels of x, (B, 1, N, M)."""
     q, k = (F.linear(as_tokens(pixels), matrix) for pixels, matrix in ((queries, w.query), (x, w.key)))
     return torch.softmax(finite_half(finite_half(q) @ finite_half(k).mT) * w.query.shape[0] ** -0.5, -1)[:, None]
 
 
-def reference(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
+def by_formula(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
     """Compute y + γ · C X W_con for the convolution's output y (B, O, I, J)."""
-    attended = content_map(x, queries, w)[:, 0] @ as_tokens(x) @ block_diagonal(w.content, w.groups).T
+    attended = attention_map(x, queries, w)[:, 0] @ as_tokens(x) @ block_diagonal(w.content, w.groups).T
     return y + w.gamma * attended.transpose(1, 2).unflatten(2, y.shape[2:])
 
 
 def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Attend) -> Tensor:
-    """Compute `reference` with content by `attend`: with `written_out` by seven operations, most of them products."""
+    """Compute `by_formula` with content by `attend`: with `written_out` by seven operations, most of them products."""
     tokens, scale = x.flatten(2), w.query.shape[0] ** -0.5
     if queries is x:
         query, key = times(torch.cat([w.query, w.key]), tokens).chunk(2, 1)

@@ -21,7 +21,7 @@ from recast.layers.functional.operands import (
     finite_half,
     project_out,
     project_values,
-)  # fmt: skip
+)
 from recast.layers.geometry import Geometry
 
 

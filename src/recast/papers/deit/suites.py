@@ -84,8 +84,11 @@ def score_branches(batch: Batch) -> Iterator[Score]:
     """Score branch/attention@N and branch/mlp@N: ‖g(x)‖ / ‖x‖ of block N, x the tokens that the branch is added to."""
     for name, model in batch.models.items():
         blocks = {str(number): block for number, block in enumerate(blocks_of(model.model), 1)}
-        norms = {f"{part}@{number}": getattr(block, norm) for number, block in blocks.items()
-                 for part, norm in (("attention", "norm1"), ("mlp", "norm2"))}  # fmt: skip
+        norms = {
+            f"{part}@{number}": getattr(block, norm)
+            for number, block in blocks.items()
+            for part, norm in (("attention", "norm1"), ("mlp", "norm2"))
+        }
         with captured_inputs(norms.items()) as inputs, captured_outputs(blocks.items()) as outputs:
             batch.context.logits(name, batch.images)
         for number in blocks:

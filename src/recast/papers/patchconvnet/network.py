@@ -105,8 +105,11 @@ class PatchConvNet(Trunk):
         self.per_class = per_class
         self.head_class = ClassHead if per_class else nn.Linear
         self._pool: dict[str, Any] = {
-            "num_heads": num_heads, "mlp_ratio": mlp_ratio, "cls_in_keys": cls_in_keys, "init_values": init_values
-        }  # fmt: skip
+            "num_heads": num_heads,
+            "mlp_ratio": mlp_ratio,
+            "cls_in_keys": cls_in_keys,
+            "init_values": init_values,
+        }
         self.pool: nn.Module = nn.Identity()
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes, global_pool)

@@ -21,9 +21,10 @@ POOLS: tuple[type[nn.Module], ...] = (
     *(kind for kind in vars(timm_pools).values() if isinstance(kind, type) and issubclass(kind, nn.Module)),
 )  # fmt: skip
 BY_ATTENTION = tuple(
-    kind for name, kind in vars(timm.layers).items()
+    kind
+    for name, kind in vars(timm.layers).items()
     if name in ("AttentionPool2d", "AttentionPoolLatent", "AttentionPoolPrr", "RotAttentionPool2d")
-)  # fmt: skip
+)
 MEANS: dict[Layout, tuple[int, ...]] = {"NCHW": (2, 3), "NHWC": (1, 2), "NLC": (1,)}
 """The dimensions of the positions."""
 CHANNELS: dict[Layout, int] = {"NCHW": 1, "NHWC": 3, "NLC": 2}

@@ -85,7 +85,7 @@ def check_change(model: nn.Module, config: AttentionPooling, place: Place) -> No
     if config.start == "average" and not (place.averages or config.allow_change):
         raise RecastError(
             f"{type(model).__name__} does not average over its last map (class token, maximum): attention "
-            "pooling changes its logits; to accept that pass allow_change=True (--allow-change)"
+            "pooling changes its logits; to accept that pass allow_change=True"
         )
 
 

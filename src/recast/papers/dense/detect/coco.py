@@ -222,13 +222,14 @@ def _annotations(
     areas = boxes[:, 2:].prod(1)
     boxes[:, 2:] += boxes[:, :2]
     return Annotations(
-        boxes, np.array([classes[each.category_id] for each in objects], dtype=np.int64),
+        boxes,
+        np.array([classes[each.category_id] for each in objects], dtype=np.int64),
         np.array([each.iscrowd for each in objects], dtype=bool),
         np.array([area if each.area is None else each.area for each, area in zip(objects, areas, strict=True)], float),
         tuple(each.segmentation for each in objects if each.segmentation) if has_masks else None,
         (image.width, image.height) if image.width and image.height else None,
         0 if has_masks else sum(bool(each.segmentation) for each in objects),
-    )  # fmt: skip
+    )
 
 
 def is_taught(boxes: Any, crowd: Any) -> Any:

@@ -117,10 +117,12 @@ class ObjectImages(DenseImages):
             return whole.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else whole
 
         target = {
-            "boxes": torch.from_numpy(boxes).float().reshape(-1, 4), "labels": torch.from_numpy(objects.classes + 1),
-            "crowd": torch.from_numpy(objects.crowd), "area": torch.from_numpy(objects.area),
+            "boxes": torch.from_numpy(boxes).float().reshape(-1, 4),
+            "labels": torch.from_numpy(objects.classes + 1),
+            "crowd": torch.from_numpy(objects.crowd),
+            "area": torch.from_numpy(objects.area),
             "scale": torch.tensor(scale, dtype=torch.float64),
-        }  # fmt: skip
+        }
         if objects.masks is not None:  # one at a time: hundreds on a large image would fill the memory
             masks = drawn_masks(objects.masks, image.height, image.width, name)
             drawn = [np.array(canvas(Image.fromarray(mask), 0, NEAREST)) for mask in masks]
