@@ -1,5 +1,6 @@
 import csv
 import importlib
+import importlib.metadata
 import json
 import re
 import runpy
@@ -198,6 +199,14 @@ def test_a_canvas_of_photographs_has_the_answer_that_it_shows(task: str, monkeyp
     for name in set(sys.modules) - before:
         if (getattr(sys.modules[name], "__file__", "") or "").startswith(str(ROOT / "studies")):
             del sys.modules[name]
+
+
+def test_no_study_hides_a_package() -> None:
+    """A study's folder is first on its path: a `coverage.py` there was imported by numba, which stopped the corruptions."""
+    lines = [line for package in importlib.metadata.distributions() for line in package.requires or ()]
+    optional = {re.split(r"[^\w.-]", line)[0].lower().replace("-", "_") for line in lines}
+    for path in (ROOT / "studies").glob("*.py"):
+        assert path.stem not in optional, f"{path.name} hides the package {path.stem}"
 
 
 @pytest.fixture

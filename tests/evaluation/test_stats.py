@@ -78,7 +78,7 @@ def simulated(random: np.random.Generator, seeds: int, images: int, top1: float,
      (5, 300, 0.9, 0.0), (10, 300, 0.5, 0.03), (1, 20, 0.96, 0.0), (1, 300, 0.9, 0.0)],
 )  # fmt: skip
 def test_intervals_contain_the_truth(seeds: int, images: int, top1: float, moved: float) -> None:
-    """The settings in which earlier intervals claimed a difference in up to 20 %; the grid is studies/coverage.py."""
+    """The settings in which earlier intervals claimed a difference in up to 20 % (studies/interval_coverage.py)."""
     random = np.random.default_rng([seeds, images])
     lines = [interval(simulated(random, seeds, images, top1, moved), POINTS) for _ in range(400)]
     assert np.mean([line.low <= 0 <= line.high for line in lines]) >= 0.925

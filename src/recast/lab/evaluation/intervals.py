@@ -20,7 +20,7 @@ Let b be the distance of an end from x̄. The interval over both is
 The squares of the half-widths are added, with the degrees of freedom of each (c = 0: Banerjee 1960, Zou & Donner 2008):
 Satterthwaite's approximation claims a difference too often, as it takes a small A of two or three seeds for a precise
 one. E is known well from many images, so a part c of it needs no t: for normal values and every A and B ≥ E the
-interval then contains the truth in 0.940 to 0.980, with two seeds in 0.950 to 0.993 (`studies/coverage.py`).
+interval then contains the truth in 0.940 to 0.980, with two seeds in 0.950 to 0.993 (`studies/interval_coverage.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Do the 95 % intervals contain the truth? Simulated arms whose true difference is known.
 
-    nice -n 19 python studies/coverage.py           # writes results/coverage.csv; a quarter of an hour
-    python studies/coverage.py --draws 30 --quick   # prints a few settings
-    python studies/coverage.py --trials             # writes results/coverage_trials.csv; two minutes
+    nice -n 19 python studies/interval_coverage.py           # writes results/coverage.csv; a quarter of an hour
+    python studies/interval_coverage.py --draws 30 --quick   # prints a few settings
+    python studies/interval_coverage.py --trials             # writes results/coverage_trials.csv; two minutes
 
 An image has a difficulty, an arm solves some images always (`always`, the spread of what is the same in every seed of
 an arm), seeds move an arm (`spread`) and decide images at the border. An image is right where the sum is above a
