@@ -202,7 +202,7 @@ def test_a_canvas_of_photographs_has_the_answer_that_it_shows(task: str, monkeyp
 
 
 def test_no_study_hides_a_package() -> None:
-    """A study's folder is first on its path: a `coverage.py` there was imported by numba, which stopped the corruptions."""
+    """A study's folder is first on its path: numba imported a `coverage.py` there."""
     lines = [line for package in importlib.metadata.distributions() for line in package.requires or ()]
     optional = {re.split(r"[^\w.-]", line)[0].lower().replace("-", "_") for line in lines}
     for path in (ROOT / "studies").glob("*.py"):
