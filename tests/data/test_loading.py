@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from recast.errors import RecastError
-from recast.lab.config import Augmentation, ClassifyConfig, DataConfig
-from recast.lab.data import Loader, load_data
-from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
+from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, Recipe
+from recast.lab.data import Loader, load_data, sources
+from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages, RawData, SmallImages
 from recast.lab.data.seeding import (
     balanced_epoch,
     balanced_order,
@@ -85,6 +85,50 @@ def test_an_image_follows_from_its_seed_alone(data: LabelledImages, augment: Aug
 def test_more_than_memory_allows_is_refused_before_decoding() -> None:
     with pytest.raises(RecastError, match=r"big\.zip: 100,000,000 images of 224 pixels a side need"):
         ImageFiles(torch.zeros(100_000_000), 224, [], where="big.zip:").decoded(skip=False)
+
+
+def stored(sizes: list[tuple[int, int]], side: int = 40) -> ImageFiles:
+    """Return pictures (width, height) of noise."""
+    generator = np.random.default_rng(0)
+    pictures = [Image.fromarray(generator.integers(0, 256, (h, w, 3), np.uint8)) for w, h in sizes]
+    return ImageFiles(torch.arange(len(sizes)), side, range(len(sizes)), pictures.__getitem__)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (20, 12)])
+@pytest.mark.parametrize("augment", [None, SHIFTED, Augmentation(crop="random", auto_augment="rand-m9")])
+@pytest.mark.parametrize("crop_pct", [None, 0.8])
+def test_images_kept_at_their_own_size_have_the_same_pixels(
+    size: tuple[int, int], augment: Augmentation | None, crop_pct: float | None
+) -> None:
+    files = replace(stored([size] * 6), augment=augment, crop_pct=crop_pct)
+    small, whole = (files.decoded(False, as_stored)[0] for as_stored in (True, False))
+    assert isinstance(small, SmallImages)
+    assert small.pixels.shape == (6, 3, *size[::-1])
+    for ours, theirs in ((small, whole), (small.subset(torch.tensor([4, 1])), whole.subset(torch.tensor([4, 1])))):
+        indices, seeds = range(len(ours)), list(range(len(ours)))
+        assert ours.img_size == 40
+        assert ours.batch(indices, seeds)[0].equal(theirs.batch(indices, seeds)[0])
+        assert ours.batch([])[0].shape == theirs.batch([])[0].shape
+        assert np.array_equal(ours.open(1), theirs.open(1))
+
+
+@pytest.mark.parametrize("sizes", [[(8, 8), (9, 8)], [(40, 40)] * 2, [(50, 60)] * 2])
+def test_images_of_several_sizes_and_large_ones_are_resized_once(sizes: list[tuple[int, int]]) -> None:
+    small, _ = stored(sizes).decoded(False, as_stored=True)
+    assert type(small) is ImageTensors
+    assert small.pixels.equal(stored(sizes).decoded(False)[0].pixels)
+
+
+def test_many_images_are_kept_at_their_own_size_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = RawData("small", stored([(8, 8)] * 6), stored([(8, 8)] * 4), [*"abcdef"], in_memory=True)
+    args = DataConfig(img_size=40), None, raw, Recipe().grouping, None
+    assert type(sources.assemble(*args).train) is ImageTensors
+    monkeypatch.setattr(sources, "MOST_RESIZED", 10 * 3 * 40**2 - 1)
+    with pytest.warns(UserWarning, match="small is kept in memory at its own size .* resized when read"):
+        data = sources.assemble(*args)
+    assert isinstance(data.train, SmallImages)
+    assert isinstance(data.val, SmallImages)
+    assert data.img_size == data.test_size == 40
 
 
 LABELS = torch.tensor([0] * 50 + [1] * 7 + [2] * 20)[torch.randperm(77, generator=torch.Generator().manual_seed(0))]

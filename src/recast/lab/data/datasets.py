@@ -14,7 +14,6 @@ from statistics import median_low
 from typing import Any, ClassVar, Self
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2.functional import rgb_to_grayscale
@@ -24,7 +23,7 @@ from recast.lab.config import Augmentation, Crop
 from recast.lab.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.lab.data.bands import band_transform, bands_of, open_bands
 from recast.lab.data.device import check_memory
-from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes
+from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes, to_picture
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.models.register import IMAGENET
 
@@ -155,12 +154,19 @@ class ImageTensors(LabelledImages):
     in_chans: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.img_size = self.pixels.shape[-1]
+        self.img_size = self._side()
         super().__post_init__()
+
+    def _side(self) -> int:
+        return self.pixels.shape[-1]
+
+    def taken(self, indices: Tensor) -> Tensor:
+        """Return pixels (B, C, S, S) in the dtype of the stored ones."""
+        return self.pixels.index_select(0, indices)  # 20 times faster than [indices]
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         index = torch.as_tensor(indices, dtype=torch.long)
-        pixels, labels = self.pixels.index_select(0, index), self.labels[index]  # 20 times faster than [index]
+        pixels, labels = self.taken(index), self.labels[index]
         if self.augment is None or len(pixels) == 0:
             return _in_unit(pixels), labels
         seeds = drawn_seeds(len(pixels)) if seeds is None else seeds
@@ -178,9 +184,8 @@ class ImageTensors(LabelledImages):
 
     def open(self, index: int) -> Any:
         """Return the stored RGB image, or its bands (C, S, S) in [0, 1]."""
-        if self.in_chans is not None:
-            return _in_unit(self.pixels[index])
-        return Image.fromarray(self.pixels[index].permute(1, 2, 0).contiguous().numpy())
+        (pixels,) = self.taken(torch.tensor([index]))
+        return to_picture(pixels) if self.in_chans is None else _in_unit(pixels)
 
     def subset(self, indices: Tensor) -> Self:
         return replace(self, pixels=self.pixels[indices], labels=self.labels[indices])
@@ -188,6 +193,23 @@ class ImageTensors(LabelledImages):
     def resized(self, img_size: int, crop_pct: float | None) -> Self:
         """Return the images unchanged: they were resized when they were decoded."""
         return self
+
+
+@dataclass(eq=False)
+class SmallImages(ImageTensors):
+    """RGB images stored at their own size, (N, 3, H, W) uint8; an access resizes to what `ImageTensors` would hold."""
+
+    side: int = field(kw_only=True)
+    share: float | None = field(kw_only=True)
+    """`crop_pct` of the resizing. That of the class stays None: nothing cuts the resized images again."""
+
+    def _side(self) -> int:
+        return self.side
+
+    def taken(self, indices: Tensor) -> Tensor:
+        pictures = map(to_picture, self.pixels.index_select(0, indices))
+        resized = [to_bytes(resize_and_crop(picture, self.side, self.share)) for picture in pictures]
+        return torch.stack(resized) if resized else self.pixels.new_empty(0, 3, self.side, self.side)
 
 
 @dataclass(eq=False)
@@ -239,14 +261,18 @@ class ImageFiles(LabelledImages):
                 sides.append(min(image.shape[-2:] if isinstance(image, Tensor) else image.size))
         return min(median_low(sides or [PHOTO]), PHOTO)
 
-    def decoded(self, skip: bool) -> tuple[ImageTensors, list[str]]:
+    def decoded(self, skip: bool, as_stored: bool = False) -> tuple[ImageTensors, list[str]]:
         """Decode all images as validation sees them; return them and the names of unreadable ones.
+
+        as_stored: keep RGB images at their own size, if all have one that takes less memory, and resize at each access.
 
         Raises RecastError for the first unreadable image (`skip`: only if all are unreadable), and if the images do not
         fit into memory.
         """
         count, side, is_rgb = len(self), self.img_size, self.in_chans is None
-        size = count, self.in_chans or 3, side, side
+        width, height = self.open(0).size if as_stored and is_rgb and count and self.is_readable(0) else (side, side)
+        as_stored = width * height < side**2
+        size = (count, self.in_chans or 3, *((height, width) if as_stored else (side, side)))
         check_memory(prod(size) * (1 if is_rgb else 4), f"{self.where} {count:,} images of {side} pixels a side")
         pixels = torch.empty(size, dtype=torch.uint8 if is_rgb else torch.float32)
         readable: list[int] = []
@@ -254,7 +280,12 @@ class ImageFiles(LabelledImages):
         for index in range(count):
             try:
                 image = self.open(index)
-                image = to_bytes(resize_and_crop(image, side, self.crop_pct)) if is_rgb else self.transform(image)
+                if as_stored and image.size != (width, height):
+                    return self.decoded(skip)
+                if is_rgb:
+                    image = to_bytes(image if as_stored else resize_and_crop(image, side, self.crop_pct))
+                else:
+                    image = self.transform(image)
                 pixels[len(readable)] = image
                 readable.append(index)
             except RecastError:
@@ -264,6 +295,8 @@ class ImageFiles(LabelledImages):
         if bad and not readable:
             raise RecastError(f"no image could be read; the first is {bad[0]}")
         rows, labels = pixels[: len(readable)], self.labels[readable]
+        if as_stored:
+            return SmallImages(rows, labels, self.augment, side=side, share=self.crop_pct), bad
         return ImageTensors(rows, labels, self.augment, in_chans=self.in_chans), bad
 
 

@@ -190,6 +190,11 @@ def to_bytes(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).contiguous()
 
 
+def to_picture(pixels: Tensor) -> Image.Image:
+    """Convert a (3, H, W) uint8 tensor to an RGB image."""
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+
+
 def to_pixels(image: Image.Image) -> Tensor:
     """Convert an RGB image to a (3, H, W) float32 tensor in [0, 1]."""
     return to_bytes(image).float() / 255

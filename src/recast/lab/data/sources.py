@@ -19,7 +19,7 @@ from recast.lab.config.inputs import SOURCES, is_of_lab
 from recast.lab.config.recipe import Groups, PaperConfig, extend
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
-from recast.lab.data.datasets import SIZED, ImageFiles, LabelledImages, RawData
+from recast.lab.data.datasets import SIZED, ImageFiles, LabelledImages, RawData, SmallImages
 from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
 from recast.lab.data.images import bits_of, opened
@@ -30,6 +30,9 @@ from recast.lab.data.table import find_csv
 from recast.lab.plugins import FINDERS, plugged
 from recast.models.build import InputDefaults, input_defaults
 from recast.models.register import IMAGENET
+
+MOST_RESIZED = 2**30
+"""Largest number of bytes of images in memory at the size of the network, in each process; above, at their own size."""
 
 MEASURED = 2048
 """Number of images that mean and deviation are measured on."""
@@ -236,14 +239,17 @@ def assemble(
     if config.num_val is not None:
         val = val.subset(choose_stratified(val.labels, config.num_val, "num_val"))
     bad: list[str] = []
-    parts: list[LabelledImages] = []
-    for images, side in ((train, img_size), (val, config.test_size or img_size)):
-        images = images.resized(side, config.crop_pct)
-        if raw.in_memory and isinstance(images, ImageFiles):
-            images, names = images.decoded(skip)
-            bad += names
-        parts.append(images)
-    train, val = parts
+    train, val = train.resized(img_size, config.crop_pct), val.resized(config.test_size or img_size, config.crop_pct)
+    whole = sum(len(images) * 3 * images.img_size**2 for images in (train, val))
+    if raw.in_memory and isinstance(train, ImageFiles) and isinstance(val, ImageFiles):
+        (train, *names), (val, *others) = (images.decoded(skip, whole > MOST_RESIZED) for images in (train, val))
+        bad = sum([*names, *others], bad)
+        if isinstance(train, SmallImages) or isinstance(val, SmallImages):
+            stored = sum(images.pixels.nbytes for images in (train, val))
+            warnings.warn(
+                f"{raw.name} is kept in memory at its own size ({stored / 2**30:.1f} GiB) and each image resized when "
+                f"read, as all take {whole / 2**30:.1f} GiB at {img_size} pixels", stacklevel=2,
+            )  # fmt: skip
     if in_chans is not None and augment is not None:
         augment = replace(augment, auto_augment=None, color_jitter=0.0)
     train = train.augmented(resolve(augment, train.img_size, crop=raw.crop, flip=raw.flip))
