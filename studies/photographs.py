@@ -22,8 +22,8 @@ no training canvas shows, test canvases those of test.zip. Nothing but the seed 
 Network: a ResNet-20 of CIFAR-10 as published (91.9 %), frozen, in eval mode, up to the last block but `BLOCKS`. Its
 features are computed once; an arm trains the blocks after that and the classifier, which is new but for textures (in
 odd, the parent's would be sure of the commoner class, never the answer). Where the answer is a place (twice, first) it
-reads the mean of each cell. A frozen trunk makes
-attention a larger share of a step than in a training of the whole network, which favours the arms without.
+reads the mean of each cell. A frozen trunk makes attention a larger share of a step than in a training of the whole
+network, which favours the arms without.
 
 Protocol, stated before the first run. Arms (`ARMS`), all for as many seconds as attention beside the convolution takes
 for `EPOCHS` epochs, by measured step times: the parent's blocks trained on; attention beside the last convolution of

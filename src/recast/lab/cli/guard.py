@@ -13,8 +13,10 @@ from recast.errors import RecastError, first_line, printable
 
 LONGEST = 1000
 """Characters of a message."""
-ADVICE = re.compile(r"\b(allow_change|checkpoint|checkpoint_key|pretrained|trust)=(True\b|False\b|)")
-"""Python arguments that messages of `recast` outside the command line advise."""
+ADVICE = re.compile(
+    r"(?<!\S)(?:(allow_change|pretrained|trust)=(True|False)(?=[,;:.)]?(?!\S))|(checkpoint|checkpoint_key)=)"
+)
+"""Python arguments that messages of `recast` outside the command line advise: whole words, as paths hold such names."""
 
 
 class TerminalStream:
@@ -127,8 +129,8 @@ def later_process() -> str:
 
 def as_option(argument: re.Match[str]) -> str:
     """Return what to type for a Python argument: `--trust` for trust=True, and the value follows for checkpoint=."""
-    name = argument[1].replace("_", "-")
-    return {"True": f"--{name}", "False": f"--no-{name}", "": f"--{name} "}[argument[2]]
+    name = (argument[1] or argument[3]).replace("_", "-")
+    return {"True": f"--{name}", "False": f"--no-{name}", None: f"--{name} "}[argument[2]]
 
 
 def one_line(message: object) -> str:

@@ -273,7 +273,7 @@ class ImageFiles(LabelledImages):
         width, height = self.open(0).size if as_stored and is_rgb and count and self.is_readable(0) else (side, side)
         as_stored = width * height < side**2
         size = (count, self.in_chans or 3, *((height, width) if as_stored else (side, side)))
-        check_memory(prod(size) * (1 if is_rgb else 4), f"{self.where} {count:,} images of {side} pixels a side")
+        check_memory(prod(size) * (1 if is_rgb else 4), f"{self.where} {count:,} images of {size[-1]} pixels a side")
         pixels = torch.empty(size, dtype=torch.uint8 if is_rgb else torch.float32)
         readable: list[int] = []
         bad: list[str] = []

@@ -239,17 +239,18 @@ def assemble(
     if config.num_val is not None:
         val = val.subset(choose_stratified(val.labels, config.num_val, "num_val"))
     bad: list[str] = []
-    train, val = train.resized(img_size, config.crop_pct), val.resized(config.test_size or img_size, config.crop_pct)
-    whole = sum(len(images) * 3 * images.img_size**2 for images in (train, val))
-    if raw.in_memory and isinstance(train, ImageFiles) and isinstance(val, ImageFiles):
-        (train, *names), (val, *others) = (images.decoded(skip, whole > MOST_RESIZED) for images in (train, val))
-        bad = sum([*names, *others], bad)
-        if isinstance(train, SmallImages) or isinstance(val, SmallImages):
-            stored = sum(images.pixels.nbytes for images in (train, val))
-            warnings.warn(
-                f"{raw.name} is kept in memory at its own size ({stored / 2**30:.1f} GiB) and each image resized when "
-                f"read, as all take {whole / 2**30:.1f} GiB at {img_size} pixels", stacklevel=2,
-            )  # fmt: skip
+    parts = [train.resized(img_size, config.crop_pct), val.resized(config.test_size or img_size, config.crop_pct)]
+    whole = sum(len(images) * 3 * images.img_size**2 for images in parts)
+    for number, images in enumerate(parts):
+        if raw.in_memory and isinstance(images, ImageFiles):
+            parts[number], names = images.decoded(skip, whole > MOST_RESIZED)
+            bad += names
+    train, val = parts
+    if small := [images.pixels.nbytes for images in parts if isinstance(images, SmallImages)]:
+        warnings.warn(
+            f"{raw.name} is kept in memory at its own size ({sum(small) / 2**30:.1f} GiB) and each image resized when "
+            f"read, as all take {whole / 2**30:.1f} GiB at {img_size} pixels", stacklevel=2,
+        )  # fmt: skip
     if in_chans is not None and augment is not None:
         augment = replace(augment, auto_augment=None, color_jitter=0.0)
     train = train.augmented(resolve(augment, train.img_size, crop=raw.crop, flip=raw.flip))
