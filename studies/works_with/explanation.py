@@ -17,14 +17,18 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max())
 
 
-def block_cam(case: Case, number: int = CLASS) -> Tensor:
-    """Return Grad-CAM of a class at the last block, before any scaling, (4, 3, 3)."""
+def block_cam(case: Case) -> tuple[int, Tensor]:
+    """Return a class and its Grad-CAM at the last block, before any scaling, (4, 3, 3), zero on no image."""
     features: list[Tensor] = []
     handle = case.model.layer4[-1].register_forward_hook(lambda module, args, output: features.append(output))
-    score = case.model(case.images)[:, number].sum()
+    logits = case.model(case.images)
     handle.remove()
-    (gradient,) = torch.autograd.grad(score, features[0])
-    return (gradient.mean((2, 3), keepdim=True) * features[0]).sum(1).relu().detach()
+    for number, score in enumerate(logits.sum(0)):
+        (gradient,) = torch.autograd.grad(score, features[0], retain_graph=True)
+        maps = (gradient.mean((2, 3), keepdim=True) * features[0]).sum(1).relu().detach()
+        if maps.amax((1, 2)).min() > 0:
+            return number, maps
+    raise AssertionError("the map of every class is zero on an image")
 
 
 @tool("grad-cam, GradCAM", "the map of the last block", "grad-cam==1.5.7")
@@ -32,10 +36,10 @@ def grad_cam(case: Case) -> Cell:
     from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
-    shown = next(number for number in range(1000) if block_cam(case, number).amax((1, 2)).min() > 0)
+    number, own = block_cam(case)
     with GradCAM(case.model, [case.model.layer4[-1]]) as cam:
-        maps = torch.from_numpy(cam(case.images, [ClassifierOutputTarget(shown)] * 4))
-    own = F.interpolate(block_cam(case, shown)[:, None], (96, 96), mode="bilinear")[:, 0]
+        maps = torch.from_numpy(cam(case.images, [ClassifierOutputTarget(number)] * 4))
+    own = F.interpolate(own[:, None], (96, 96), mode="bilinear")[:, 0]
     own = own - own.amin((1, 2), keepdim=True)
     expected = own / own.amax((1, 2), keepdim=True).clamp(min=1e-7)
     error = relative(maps, expected)
@@ -75,8 +79,9 @@ def integrated(case: Case) -> Cell:
 def layer_grad_cam(case: Case) -> Cell:
     from captum.attr import LayerGradCam
 
-    maps = LayerGradCam(case.model, case.model.layer4[-1]).attribute(case.images, target=CLASS, relu_attributions=True)
-    error = relative(maps[:, 0].detach(), block_cam(case))
+    number, own = block_cam(case)
+    maps = LayerGradCam(case.model, case.model.layer4[-1]).attribute(case.images, target=number, relu_attributions=True)
+    error = relative(maps[:, 0].detach(), own)
     return Cell("exact" if error < 1e-4 else "wrong", error)
 
 
@@ -97,10 +102,10 @@ def deep_lift(case: Case) -> Cell:
 def torch_cam(case: Case) -> Cell:
     from torchcam.methods import GradCAM
 
+    number, own = block_cam(case)
     with GradCAM(case.model, "layer4") as cam:
         scores = case.model(case.images)
-        (maps,) = cam([CLASS] * 4, scores)
-    own = block_cam(case)
+        (maps,) = cam([number] * 4, scores)
     own = own - own.amin((1, 2), keepdim=True)
     error = relative(maps.detach(), own / own.amax((1, 2), keepdim=True).clamp(min=1e-7))
     return Cell("exact" if error < 1e-3 else "wrong", error, "after its scaling to 0 … 1")
