@@ -124,7 +124,8 @@ def _run(
     calls: dict[str, list[Call]] = {}
 
     def note(name: str, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape), len(inputs)))
+        if isinstance(output, Tensor) and inputs and isinstance(inputs[0], Tensor):  # not a sequence of several maps
+            calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape), len(inputs)))
 
     watched = named(model, names)
     # gradients on, whatever the caller's mode: what they keep is counted
