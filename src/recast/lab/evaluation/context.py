@@ -15,6 +15,7 @@ from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
+from recast.lab.data.images import in_unit
 from recast.lab.data.seeding import choose_stratified, random_states
 from recast.lab.evaluation.suites import SUITES
 from recast.tracing.outputs import answer_of
@@ -111,7 +112,7 @@ class Context:
         source = source or self.validation
         first = start * self.batch_size
         for images, labels in Loader(source.images, self.batch_size, start=start, workers=self.workers):
-            yield Batch(self, source, first, images.to(self.device), labels.to(self.device))
+            yield Batch(self, source, first, in_unit(images.to(self.device)), labels.to(self.device))
             first += len(labels)
 
     def logits(self, name: str, images: Tensor) -> Tensor:
