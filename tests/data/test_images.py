@@ -153,8 +153,7 @@ def test_transforms_of_every_policy_give_pixels_and_can_be_pickled(policy: str |
     for crop in ("none", "pad", "random", "simple"):
         augment = Augmentation(crop=crop, auto_augment=policy, color_jitter=0.3)  # type: ignore[arg-type]
         image = pickle.loads(pickle.dumps(file_transform(32, augment)))(noise(80, 60))
-        assert (image.shape, image.dtype) == ((3, 32, 32), torch.float32)
-        assert 0 <= image.min() <= image.max() <= 1
+        assert (image.shape, image.dtype) == ((3, 32, 32), torch.uint8)
 
 
 def test_trivial_augment_is_one_operation_of_14_and_nothing_else() -> None:
@@ -166,8 +165,8 @@ def test_trivial_augment_is_one_operation_of_14_and_nothing_else() -> None:
         torch.manual_seed(seed)
         results.append(transform(image))
         torch.manual_seed(seed)
-        assert results[-1].equal(to_pixels(theirs(image)))
-    unchanged = sum(result.equal(to_pixels(image)) for result in results) / 300
+        assert results[-1].equal(to_bytes(theirs(image)))
+    unchanged = sum(result.equal(to_bytes(image)) for result in results) / 300
     assert 1 / 14 < unchanged < 4 / 14  # Identity, AutoContrast of full contrast, and small magnitudes
     assert len(torch.stack(results).unique(dim=0)) > 100
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, Recipe
 from recast.lab.data import Loader, load_data, sources
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages, RawData, SmallImages
+from recast.lab.data.images import in_unit
 from recast.lab.data.seeding import (
     balanced_epoch,
     balanced_order,
@@ -26,8 +30,11 @@ from recast.lab.data.seeding import (
     choose_stratified,
     epoch_order,
     hold_out,
+    mix_seed,
 )
+from recast.lab.evaluation.context import Context
 from recast.lab.task import task_named
+from recast.lab.training.step import Update
 from recast.papers.grafit.views import ManyViews
 
 SHIFTED = Augmentation(crop="pad", flip=True)
@@ -59,6 +66,60 @@ def test_items_are_pixels_and_int_labels() -> None:
     images, labels = next(iter(torch.utils.data.DataLoader(data, batch_size=5)))
     assert images.shape == (5, 3, 8, 8)
     assert labels.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_bytes_become_the_floats_of_a_division() -> None:
+    levels = torch.arange(256, dtype=torch.uint8)
+    expected = torch.from_numpy(np.arange(256, dtype=np.float32) / np.float32(255))
+    assert in_unit(levels).equal(expected)
+    assert in_unit(expected) is expected
+
+
+class Copied(TorchDispatchMode):
+    """Counts the bytes of images that are copied to the meta device, which stands for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and args[0].dim() > 1 and (kwargs or {}).get("device") == META:
+            self.count += 0 if args[0].is_meta else args[0].nbytes
+        return func(*args, **kwargs or {})
+
+
+META = torch.device("meta")
+
+
+@pytest.mark.parametrize("augment", [None, SHIFTED, POLICY])
+def test_images_reach_the_device_as_bytes(data: LabelledImages, augment: Augmentation | None) -> None:
+    """In training, validation and evaluation: a quarter of what float32 takes, and the same pixels to the bit."""
+    data = data.augmented(augment)
+    whole = load_data(DataConfig(num_train=10, num_val=10))
+    whole = replace(whole, train=data, val=data)
+    ((images, labels),) = Loader(data, 6, shuffle_seed=0)
+    order, seeds = epoch_order(6, 0, 0), [mix_seed("augment", 0, 0, position) for position in range(6)]
+    assert in_unit(images).equal(data.batch(order.tolist(), seeds)[0])
+    mean, std = torch.tensor(whole.mean), torch.tensor(whole.std)
+    setting = {"memory_format": torch.channels_last, "erase": None, "mix": None}
+    here: Any = SimpleNamespace(device=torch.device("cpu"), mean=mean, std=std, **setting)
+    normalised = normalize(data.batch(order.tolist(), seeds)[0], whole.mean, whole.std)
+    assert Update.inputs(here, images, labels)[0].equal(normalised)
+    assert whole.normalised(images, here.device).equal(normalised)
+    there: Any = SimpleNamespace(device=META, mean=mean.to(META), std=std.to(META), **setting)
+    for send in (
+        lambda: Update.inputs(there, images, labels)[0],
+        lambda: whole.normalised(images, META),
+        lambda: next(Context({}, whole, 6, META).batches()).images,
+    ):
+        with Copied() as copied:
+            sent = send()
+        assert (sent.dtype, sent.shape) == (torch.float32, images.shape)
+        assert copied.count == images.numel()
+
+
+def test_images_of_bands_stay_floats() -> None:
+    bands = ImageTensors(torch.rand(4, 5, 8, 8), torch.arange(4), SHIFTED, in_chans=5)
+    ((images, _),) = Loader(bands, 4)
+    assert images.dtype == torch.float32
 
 
 @pytest.mark.parametrize("augment", [SHIFTED, POLICY, Augmentation(crop="random")])
@@ -310,7 +371,7 @@ def test_unreadable_images_are_named_replaced_by_the_next_one_or_left_out(tmp_pa
     source = Loader(data, 4, shuffle_seed=5, workers=workers, bad_image="skip")
     images, labels = (torch.cat(values) for values in zip(*source, strict=True))
     assert labels.tolist() == [{3: 4, 7: 0, 8: 0}.get(index, index) for index in order]
-    assert (images[:, 0, 0, 0] * 255).round().long().equal(10 * labels)
+    assert images[:, 0, 0, 0].long().equal(10 * labels)
     assert sorted(source.bad_images) == [data.items[index] for index in (3, 7, 8)]
     assert epoch_of(data, 3, parts=2, shuffle_seed=5, bad_image="skip")[1] == labels.tolist()
     source = Loader(data, 2, workers=workers, bad_image="skip")  # evaluation
@@ -333,11 +394,11 @@ class Dying(ImageTensors):
         super().__init__(torch.zeros(6, 3, 2, 2, dtype=torch.uint8), torch.arange(6))
         self.end, self.pid = end, os.getpid()
 
-    def batch(self, indices: Any, seeds: Any = None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Any, seeds: Any = None) -> tuple[Tensor, Tensor]:
         if 2 in indices:
             assert os.getpid() != self.pid
             self.end()
-        return super().batch(indices, seeds)
+        return super().load(indices, seeds)
 
 
 # torch's signal handler raises wherever the main process happens to be: what multiprocessing (a socket) or torch's

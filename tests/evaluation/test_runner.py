@@ -1,8 +1,10 @@
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -113,6 +115,60 @@ def test_suites_of_the_same_images_share_the_forward_pass(digits: Data, spy: Any
     rows_of(model, digits, ["clean", "fgsm", "pgd"], 50, eps=(0, 4), steps=2)
     # clean; gradient; attacked by FGSM; the second step of PGD (the first shares the gradient), attacked by PGD
     assert model.batches == [50] * 5
+
+
+@pytest.mark.parametrize("order", [["clean", "fgsm"], ["fgsm", "clean"]])
+def test_clean_logits_come_from_the_pass_of_the_gradient_where_both_are_equal(
+    digits: Data, tmp_path: Path, spy: Any, order: list[str]
+) -> None:
+    model = spy()
+    shared = rows_of(model, digits, order, eps=(4,))
+    # 20 images: clean, gradient, attacked; 20 more without the clean pass; 10 are another shape, which is compared
+    assert model.batches == [20] * 5 + [10] * 3
+    alone = [rows_of(spy(), digits, suite, eps=(4,)) for suite in order]
+    assert shared == [row for rows in alone for row in rows]
+    model = spy()
+    rows_of(model, digits, "fgsm", eps=(4,), folder=tmp_path)
+    rows_of(model, digits, order, eps=(4,), folder=tmp_path)
+    assert model.batches[6:] == [20, 20, 10]  # no attack is left that needs a gradient
+
+
+class Drawing(nn.Module):
+    """Adds noise that is mostly too small to change a logit, from the generator of torch, NumPy or Python."""
+
+    def __init__(self, base: nn.Module, draw: Any) -> None:
+        super().__init__()
+        self.base, self.draw = base, draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 1e-30 * float(self.draw())
+
+
+class Moded(nn.Module):
+    """Computes otherwise where no gradient is needed, as fused kernels may."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) * (1 if torch.is_grad_enabled() else 1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda base: Drawing(base, lambda: torch.rand(())),
+        lambda base: Drawing(base, np.random.rand),
+        lambda base: Drawing(base, random.random),
+        Moded,
+    ],
+)
+def test_networks_that_draw_or_differ_without_a_gradient_keep_a_clean_pass(digits: Data, spy: Any, other: Any) -> None:
+    model, same = spy(), spy()
+    rows_of({"other": other(model), "same": same}, digits, ["clean", "fgsm"], eps=(4,))
+    assert model.batches == [20] * 6 + [10] * 3
+    assert same.batches == [20] * 5 + [10] * 3
 
 
 def test_other_classes_are_refused_missing_data_is_named_and_the_rest_is_measured(

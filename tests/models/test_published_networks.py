@@ -17,6 +17,7 @@ from torchvision.transforms.v2.functional import normalize
 from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
+from recast.lab.data.images import in_unit
 from recast.models.build import build, input_defaults
 from recast.models.cifar import CifarResNet, SubsampleShortcut
 from recast.models.config import ModelConfig
@@ -97,7 +98,7 @@ def test_published_weights_reach_their_accuracy(name: str, data: str, weights: s
     assert len(val) == 5000
     with torch.inference_mode():
         for images, labels in Loader(val, 250):
-            logits = model(normalize(images, list(defaults.mean), list(defaults.std)))
+            logits = model(normalize(in_unit(images), list(defaults.mean), list(defaults.std)))
             correct += int((logits.argmax(1) == labels).sum())
     assert correct / 50 == pytest.approx(top1, abs=0.005)
 

@@ -37,8 +37,8 @@ class Values(ImageTensors):
     values: Tensor = field(kw_only=True)
     task = "regress"
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        return super().batch(indices, seeds)[0], self.values[torch.as_tensor(indices, dtype=torch.long)]
+    def load(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        return super().load(indices, seeds)[0], self.values[torch.as_tensor(indices, dtype=torch.long)]
 
     def targets(self) -> list[str]:
         return list(map(str, self.values.tolist()))

@@ -22,10 +22,10 @@ from torchvision import transforms
 
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, Crop
-from recast.lab.data.images import PADDING, SMALL, resize_and_crop, to_pixels
+from recast.lab.data.images import PADDING, SMALL, resize_and_crop, to_bytes
 
 Transform = Callable[[Image.Image], Tensor]
-"""RGB image to (3, S, S) pixels in [0, 1]."""
+"""RGB image to (3, S, S) bytes."""
 Step = Callable[[Any], Any]
 
 SIMPLE_PADDING = 4
@@ -72,7 +72,7 @@ def file_transform(img_size: int, augment: Augmentation | None = None, crop_pct:
     """
     as_validation = partial(resize_and_crop, img_size=img_size, crop_pct=crop_pct)
     if augment is None:
-        return transforms.Compose([as_validation, to_pixels])
+        return transforms.Compose([as_validation, to_bytes])
     augment = resolve(augment, img_size)
     is_trivial = augment.auto_augment == TRIVIAL
     random_crop, policy, _ = create_transform(
@@ -95,7 +95,7 @@ def file_transform(img_size: int, augment: Augmentation | None = None, crop_pct:
         for operation in chain(getattr(step, "ops", []), *getattr(step, "policy", [])):
             if operation.aug_fn is posterize:
                 operation.aug_fn = _posterize
-    return transforms.Compose([*crop_and_flip(img_size, augment, as_validation, random_crop), policy, to_pixels])
+    return transforms.Compose([*crop_and_flip(img_size, augment, as_validation, random_crop), policy, to_bytes])
 
 
 def crop_and_flip(img_size: int, augment: Augmentation, as_validation: Step, random_crop: Step) -> list[Step]:

@@ -23,7 +23,7 @@ from recast.lab.config import Augmentation, Crop
 from recast.lab.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.lab.data.bands import band_transform, bands_of, open_bands
 from recast.lab.data.device import check_memory
-from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes, to_picture
+from recast.lab.data.images import PHOTO, in_unit, open_image, resize_and_crop, to_bytes, to_picture
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.models.register import IMAGENET
 
@@ -58,8 +58,13 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return images (B, C, S, S) and labels (B,) of the indices.
+    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Any]:
+        """Return images (B, C, S, S), float32 in [0, 1], and labels (B,) of the indices, as `load` does."""
+        images, labels = self.load(indices, seeds)
+        return in_unit(images), labels
+
+    def load(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Any]:
+        """Return the images of `batch` as uint8, a quarter of its bytes, and the labels; images of bands are float32.
 
         seeds: a number below 2^63 for each image, which alone decides its augmentation. None: drawn from torch's global
         generator if there is augmentation. Raises RecastError with the name of an image that cannot be read.
@@ -116,7 +121,7 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
         return self.augmented(None)
 
     def prepared(self, images: Iterable[Any], seeds: Sequence[int] | None) -> Tensor:
-        """Transform images to (B, C, S, S) pixels, each with the global generators seeded for it alone."""
+        """Transform images to (B, C, S, S), each with the global generators seeded for it alone."""
         if self.augment is None:
             results = [self.transform(image) for image in images]
         else:
@@ -136,11 +141,6 @@ def drawn_seeds(count: int) -> list[int]:
     """Return seeds that follow from torch's global generator."""
     base = int(torch.randint(2**62, ()))
     return [mix_seed("drawn", base, position) for position in range(count)]
-
-
-def _in_unit(pixels: Tensor) -> Tensor:
-    """Return bytes as floats in [0, 1]; floats as they are."""
-    return pixels if pixels.is_floating_point() else pixels.float().div_(255)
 
 
 @dataclass(eq=False)
@@ -164,14 +164,14 @@ class ImageTensors(LabelledImages):
         """Return pixels (B, C, S, S) in the dtype of the stored ones."""
         return self.pixels.index_select(0, indices)  # 20 times faster than [indices]
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         index = torch.as_tensor(indices, dtype=torch.long)
         pixels, labels = self.taken(index), self.labels[index]
         if self.augment is None or len(pixels) == 0:
-            return _in_unit(pixels), labels
+            return pixels, labels
         seeds = drawn_seeds(len(pixels)) if seeds is None else seeds
         if only_shifts(self.augment):
-            return _in_unit(shift_and_flip(pixels, torch.as_tensor(seeds), self.augment)), labels
+            return shift_and_flip(pixels, torch.as_tensor(seeds), self.augment), labels
         return self.prepared(map(self.open, indices), seeds), labels
 
     def banded(self, in_chans: int) -> Self:
@@ -185,7 +185,7 @@ class ImageTensors(LabelledImages):
     def open(self, index: int) -> Any:
         """Return the stored RGB image, or its bands (C, S, S) in [0, 1]."""
         (pixels,) = self.taken(torch.tensor([index]))
-        return to_picture(pixels) if self.in_chans is None else _in_unit(pixels)
+        return to_picture(pixels) if self.in_chans is None else in_unit(pixels)
 
     def subset(self, indices: Tensor) -> Self:
         return replace(self, pixels=self.pixels[indices], labels=self.labels[indices])
@@ -241,7 +241,7 @@ class ImageFiles(LabelledImages):
         read = partial(bands, in_chans=in_chans, kinds={}) if bands else self.read
         return replace(self, read=read, in_chans=in_chans)
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         labels = self.labels[torch.as_tensor(indices, dtype=torch.long)]
         seeds = drawn_seeds(len(labels)) if seeds is None and self.augment is not None else seeds
         return self.prepared((self.open(index) for index in indices), seeds), labels

@@ -1,4 +1,4 @@
-"""Image files to pixels: (3, S, S) float32 tensors in [0, 1], not normalised."""
+"""Image files to pixels: (3, S, S) bytes, or float32 tensors in [0, 1], not normalised."""
 
 from __future__ import annotations
 
@@ -197,4 +197,12 @@ def to_picture(pixels: Tensor) -> Image.Image:
 
 def to_pixels(image: Image.Image) -> Tensor:
     """Convert an RGB image to a (3, H, W) float32 tensor in [0, 1]."""
-    return to_bytes(image).float() / 255
+    return in_unit(to_bytes(image))
+
+
+def in_unit(pixels: Tensor) -> Tensor:
+    """Return bytes as float32 in [0, 1], the same to the bit on every device; floats as they are."""
+    if pixels.is_floating_point():
+        return pixels
+    floats = pixels.float()
+    return floats.div_(floats.new_full((), 255))  # by a number, a GPU would multiply by its reciprocal

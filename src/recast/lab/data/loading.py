@@ -41,6 +41,8 @@ NOTHING = Loaded(torch.empty(0), torch.empty(0, dtype=torch.long))
 class Loader:
     """Batches (images (B, C, S, S), labels (B,)) of one epoch, or one process's share of each; iterate over it once.
 
+    Images are those of `LabelledImages.load`, mostly bytes: convert them with `in_unit` on the device that uses them.
+
     `len` is the number of batches over all processes from `start` on. The pixels of an image depend on (shuffle_seed,
     epoch, position in the order): they are bitwise equal for any batch size, start, workers and parts. Raises
     RecastError for an empty training set or one smaller than a batch (drop_last), an unreadable image, and a dead
@@ -129,7 +131,7 @@ class Loader:
         if self.dataset.augment is not None:
             seeds = [mix_seed("augment", self.shuffle_seed, self.epoch, position) for position in positions]
         try:
-            return Loaded(*self.dataset.batch(indices, seeds))
+            return Loaded(*self.dataset.load(indices, seeds))
         except RecastError:
             if self.bad_image == "stop":
                 raise
@@ -139,7 +141,7 @@ class Loader:
             for candidate in range(index, index + tries):
                 candidate %= len(self.dataset)
                 try:
-                    readable.append(self.dataset.batch([candidate], [seed]))
+                    readable.append(self.dataset.load([candidate], [seed]))
                     break
                 except RecastError as error:
                     reason = error

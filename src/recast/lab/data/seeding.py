@@ -47,6 +47,14 @@ def seeded(seed: int | None = None) -> Iterator[None]:
         random.setstate(states[2])
 
 
+def random_states(device: torch.device) -> tuple[object, ...]:
+    """Return the states of the global generators, of the CPU and of `device`, for a comparison."""
+    on_device = getattr(torch.get_device_module(device), "get_rng_state", torch.get_rng_state)()
+    tensors, drawn = (torch.get_rng_state(), on_device), np.random.get_state(legacy=False)
+    keys = drawn["state"]["key"].tobytes()  # which a repr shortens
+    return *(state.cpu().numpy().tobytes() for state in tensors), keys, repr(drawn), random.getstate()
+
+
 @contextmanager
 def seeded_on(device: torch.device, seed: int) -> Iterator[None]:
     """Apply `seeded` and seed the generator of `device` too: layers created on a GPU draw there."""

@@ -22,7 +22,7 @@ from recast.lab.data.bands import TIFF
 from recast.lab.data.datasets import SIZED, ImageFiles, LabelledImages, RawData, SmallImages
 from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
-from recast.lab.data.images import bits_of, opened
+from recast.lab.data.images import bits_of, in_unit, opened
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, choose_stratified, hold_out
@@ -77,8 +77,8 @@ class Data:
         return torch.zeros(1, self.in_chans or 3, self.img_size, self.img_size)
 
     def normalised(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Normalise pixels (B, C, H, W) on a device."""
-        return normalize(pixels.to(device), list(self.mean), list(self.std))
+        """Normalise pixels (B, C, H, W), bytes or floats, on a device."""
+        return normalize(in_unit(pixels.to(device)), list(self.mean), list(self.std))
 
     def some(
         self, part: LabelledImages, count: int, config: DataConfig, seed: int, device: torch.device, whole: bool = False
@@ -286,7 +286,7 @@ def measured_norm(
     """Return mean and standard deviation of each channel over MEASURED images as validation sees them."""
     sums, count = torch.zeros(2, images.in_chans or 3, dtype=torch.float64), 0
     for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):
-        sums += torch.stack([(pixels.double() ** power).sum((0, 2, 3)) for power in (1, 2)])
+        sums += torch.stack([(in_unit(pixels).double() ** power).sum((0, 2, 3)) for power in (1, 2)])
         count += pixels[:, 0].numel()
     mean, square = sums / count
     least = 1 / 255**2 if images.in_chans is None else 1e-12  # images may be of one grey

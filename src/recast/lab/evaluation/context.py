@@ -15,7 +15,8 @@ from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
-from recast.lab.data.seeding import choose_stratified
+from recast.lab.data.images import in_unit
+from recast.lab.data.seeding import choose_stratified, random_states
 from recast.lab.evaluation.suites import SUITES
 from recast.tracing.outputs import answer_of
 
@@ -111,13 +112,16 @@ class Context:
         source = source or self.validation
         first = start * self.batch_size
         for images, labels in Loader(source.images, self.batch_size, start=start, workers=self.workers):
-            yield Batch(self, source, first, images.to(self.device), labels.to(self.device))
+            yield Batch(self, source, first, in_unit(images.to(self.device)), labels.to(self.device))
             first += len(labels)
 
     def logits(self, name: str, images: Tensor) -> Tensor:
         """Return outputs (B, classes) without gradient. Raises RecastError for other shapes and numbers not finite."""
         with torch.no_grad():
-            logits = self.models[name](images)
+            return self.checked(name, images, self.models[name](images))
+
+    def checked(self, name: str, images: Tensor, logits: Any) -> Tensor:
+        """Return a model's outputs for images as float32. Raises as `logits` does."""
         self.data.check_logits(logits, len(images), f"model {name!r}", "measure images of its classes")
         if not logits.isfinite().all():
             raise RecastError(
@@ -129,7 +133,11 @@ class Context:
 
 @dataclass(eq=False)
 class Batch:
-    """Images of a source and the models to score on them. Suites share the logits and gradients of each model."""
+    """Images of a source and the models to score on them. Suites share the logits and gradients of each model.
+
+    Logits come without a pass of their own from that of the gradient, if an attack needs it and the logits of both
+    passes were equal on an earlier batch of this shape, without random numbers (`Context.store`).
+    """
 
     context: Context
     source: Source
@@ -140,19 +148,39 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.models, self.options = self.context.models, self.context.options
+        self.attacked: frozenset[str] = frozenset()
+        """Models whose gradient a suite needs on this batch."""
         self._logits: dict[str, Tensor] = {}
-        self._gradients: dict[str, Tensor] = {}
+        self._is_random: dict[str, bool] = {}
+        self._gradients: dict[str, tuple[Tensor, Tensor]] = {}
+        """With the logits of the same pass."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def logits(self, name: str, images: Tensor | None = None) -> Tensor:
         """Return logits (B, classes of the source) of the batch, or of these images in its place."""
-        if images is None or images is self.images:
-            if name not in self._logits:
-                self._logits[name] = self._of_source(self.context.logits(name, self.images))
-            return self._logits[name]
-        return self._of_source(self.context.logits(name, images))
+        if images is not None and images is not self.images:
+            return self._of_source(self.context.logits(name, images))
+        if name not in self._logits and name in self.attacked and self.context.store.get(self._passes(name)):
+            self.gradient(name)
+            self._logits[name] = self.context.checked(name, self.images, self._gradients[name][1])
+        if name not in self._logits:
+            before = random_states(self.images.device)
+            self._logits[name] = self.context.logits(name, self.images)
+            self._is_random[name] = random_states(self.images.device) != before
+            self._compare(name)
+        return self._of_source(self._logits[name])
+
+    def _passes(self, name: str) -> tuple[str, str, torch.Size]:
+        """Return the key of the store under which it is known whether the gradient's pass gives the same logits."""
+        return "logits of the gradient", name, self.images.shape
+
+    def _compare(self, name: str) -> None:
+        """Store whether both passes of a model gave the same logits, once both were made."""
+        if name in self._logits and name in self._gradients and self._passes(name) not in self.context.store:
+            is_same = torch.equal(self._logits[name], self._gradients[name][1])
+            self.context.store[self._passes(name)] = is_same and not self._is_random[name]
 
     def _of_source(self, logits: Tensor) -> Tensor:
         return logits if self.source.columns is None else logits[:, self.source.columns]
@@ -172,16 +200,23 @@ class Batch:
     def gradient(self, name: str) -> Tensor:
         """Return ∇ₓ of the cross-entropy at the images, (B, C, H, W)."""
         if name not in self._gradients:
-            self._gradients[name] = loss_gradient(self.models[name], self.images, self.labels)
-        return self._gradients[name]
+            self._gradients[name] = _gradient(self.models[name], self.images, self.labels)
+            self._compare(name)
+        return self._gradients[name][0]
 
 
 def loss_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Return ∇ₓ of the summed cross-entropy, independent of the batch; parameters get no gradient."""
+    return _gradient(model, images, labels)[0]
+
+
+def _gradient(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `loss_gradient`, and the logits of its forward pass."""
     with torch.enable_grad():
         pixels = images.detach().clone().requires_grad_()
-        loss = F.cross_entropy(model(pixels).float(), labels, reduction="sum")
-        return torch.autograd.grad(loss, pixels)[0]
+        logits = model(pixels).float()
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        return torch.autograd.grad(loss, pixels)[0], logits.detach()
 
 
 def is_correct(logits: Tensor, answers: Tensor, k: int = 1) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recast.lab.data.bands import cover
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
-from recast.lab.data.images import crop_fraction, resize_to, to_pixels
+from recast.lab.data.images import crop_fraction, resize_to, to_bytes
 
 
 @dataclass(eq=False)
@@ -23,10 +23,10 @@ class DerivedImages(LabelledImages):
         self.labels, self.img_size, self.augment = self.base.labels, self.base.img_size, None
 
     def changed(self, index: int) -> Tensor:
-        """Return the changed image (3, height, width)."""
+        """Return the changed image (3, height, width), as bytes or in [0, 1]."""
         raise NotImplementedError
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         return torch.stack([self.changed(index) for index in indices]), self.labels[torch.as_tensor(indices)]
 
     def image_name(self, index: int) -> str:
@@ -43,11 +43,11 @@ class ResizedImages(DerivedImages):
     def changed(self, index: int) -> Tensor:
         side, crop_pct = self.base.img_size, self.base.crop_pct
         if self.size == (side, side):
-            return self.base.batch([index])[0][0]
+            return self.base.load([index])[0][0]
         image = self.base.open(index)
         size = image.shape[-2:] if isinstance(image, Tensor) else image.size
         is_whole = crop_pct is None and size == (side, side)  # `resize_and_crop` does not crop it either
         share = 1.0 if is_whole else crop_pct or crop_fraction(side)
         if isinstance(image, Tensor):
             return cover(image, self.size, share)
-        return to_pixels(resize_to(image, self.size, share))
+        return to_bytes(resize_to(image, self.size, share))

@@ -72,7 +72,7 @@ class CorruptedImages(DerivedImages):
     def changed(self, index: int) -> Tensor:
         plain = (self.base.batch([index])[0][0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
         seed = mix_seed("corruptions", self.seed, self.kind, index)
-        return torch.tensor(corrupt_bytes(plain, self.kind, self.severity, seed)).permute(2, 0, 1).float() / 255
+        return torch.tensor(corrupt_bytes(plain, self.kind, self.severity, seed)).permute(2, 0, 1)
 
 
 def sources_corruptions(context: Context) -> list[Source]:

@@ -233,6 +233,8 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
     try:
         for batch in context.batches(jobs[0].source, start) if todo else ():
             end = batch.first + len(batch)
+            attacks = (job.scores.items() for job in todo if SUITES[job.suite].kind == "attack")
+            batch.attacked = frozenset(name for items in attacks for name, scores in items if scores.done < end)
             for job in todo:
                 batch.models = {name: context.models[name] for name, scores in job.scores.items() if scores.done < end}
                 if not batch.models:

@@ -18,6 +18,7 @@ from recast.lab.config import ClassifyConfig, Recipe, TaskConfig
 from recast.lab.config.tasks import Teaching
 from recast.lab.data import Data
 from recast.lab.data.class_order import order_classes_
+from recast.lab.data.images import in_unit
 from recast.lab.data.seeding import mix_seed, seed_cpu
 from recast.lab.task import Setting, task_of
 from recast.lab.training.checkpoint import State
@@ -126,12 +127,12 @@ class Update:
         """Return normalised images and targets on the network's device.
 
         Args:
-            pixels: (B, 3, H, W) in [0, 1]; several views of each image, (B, T, 3, H, W), become (B·T, 3, H, W).
+            pixels: (B, 3, H, W), bytes or in [0, 1]; several views of each image, (B, T, 3, H, W), become (B·T, ...).
             labels: (B,). Targets are the labels, or (B, classes) when mixed.
         """
         pixels = pixels.flatten(0, -4)
         pixels = pixels.to(self.device, non_blocking=True, memory_format=self.memory_format)
-        images = normalize(pixels, self.mean, self.std)
+        images = normalize(in_unit(pixels), self.mean, self.std)
         labels = labels.to(self.device, non_blocking=True)
         if self.erase is not None:
             images = self.erase(images)

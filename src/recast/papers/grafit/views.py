@@ -28,11 +28,11 @@ class ManyViews(DerivedImages):
         super().__post_init__()
         self.augment = self.base.augment
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Return images and labels; every view has its own seeds, the first view those of a single one."""
-        images, labels = self.base.batch(indices, seeds)
+        images, labels = self.base.load(indices, seeds)
         batches = [images]
         for view in range(1, self.views):
             source = self.base if view < WHOLE_VIEWS or self.local is None else self.local
-            batches.append(source.batch(indices, [mix_seed("view", view, seed) for seed in seeds or ()])[0])
+            batches.append(source.load(indices, [mix_seed("view", view, seed) for seed in seeds or ()])[0])
         return torch.stack(batches, 1), labels

@@ -25,8 +25,8 @@ class MultiLabelImages(ImageFiles):
     """(N, C) float32 of 0 and 1."""
     task = "multilabel"
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        return super().batch(indices, seeds)[0], self.hot[torch.as_tensor(indices, dtype=torch.long)]
+    def load(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        return super().load(indices, seeds)[0], self.hot[torch.as_tensor(indices, dtype=torch.long)]
 
     def targets(self) -> list[str]:
         return ["".join(map(str, row)) for row in self.hot.int().tolist()]

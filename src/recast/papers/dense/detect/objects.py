@@ -25,7 +25,7 @@ from recast.lab.config import DataConfig
 from recast.lab.data.datasets import RawData
 from recast.lab.data.fingerprint import digest_of
 from recast.lab.data.folders import data_dir
-from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, opened, to_pixels
+from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, opened, to_bytes
 from recast.lab.data.parts import HELD_OUT, TRAINING, part_word
 from recast.lab.data.seeding import seeded
 from recast.lab.data.table import locate
@@ -82,7 +82,7 @@ class ObjectImages(DenseImages):
     def joined(labels: Sequence[Any]) -> Any:
         return Objects(chain(*labels))
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Any]:
+    def load(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Any]:
         if not (rows := self.drawn(indices, seeds)):
             return torch.empty(0, 3, self.img_size, self.img_size), Objects()
         return torch.stack([pixels for pixels, _ in rows]), Objects(target for _, target in rows)
@@ -127,7 +127,7 @@ class ObjectImages(DenseImages):
             masks = drawn_masks(objects.masks, image.height, image.width, name)
             drawn = [np.array(canvas(Image.fromarray(mask), 0, NEAREST)) for mask in masks]
             target["masks"] = torch.from_numpy(np.stack(drawn) if drawn else np.zeros((0, size, size), np.uint8))
-        return to_pixels(canvas(image, PADDING, BICUBIC)), target
+        return to_bytes(canvas(image, PADDING, BICUBIC)), target
 
 
 def find_coco(config: DataConfig) -> RawData:

@@ -22,7 +22,7 @@ from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data.datasets import RawData
 from recast.lab.data.fingerprint import digest_of, size_of
 from recast.lab.data.folders import data_dir
-from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, middle, opened, resize_to, to_pixels
+from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, middle, opened, resize_to, to_bytes
 from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.seeding import seeded
 from recast.lab.data.trees import Disk, composed
@@ -94,7 +94,7 @@ class ImagePairs(DenseImages):
     def label_source(self, index: int) -> str | Tensor:
         return self.masks[index]
 
-    def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def load(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         if not (pairs := self.drawn(indices, seeds)):
             return torch.empty(0, 3, self.img_size, self.img_size), torch.empty(0, *[self.img_size] * 2).long()
         most = [max(mask.shape[axis] for _, mask in pairs) for axis in (0, 1)]
@@ -115,7 +115,7 @@ class ImagePairs(DenseImages):
         else:
             with seeded(seed):
                 image, mask = self._augmented(image, mask, self.augment)
-        return to_pixels(image), torch.from_numpy(np.array(mask))
+        return to_bytes(image), torch.from_numpy(np.array(mask))
 
     def _whole(self, *pair: Image.Image) -> list[Image.Image]:
         """Return image and mask as validation sees them."""
