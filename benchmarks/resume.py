@@ -36,7 +36,7 @@ from recast import files
 from recast.lab.config import AugmentConfig, ClassifyConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.data import load_data
 from recast.lab.folder.records import Epoch
-from recast.lab.training.checkpoint import states
+from recast.lab.folder.run import RunFolder
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import Journal
 from recast.models.build import build
@@ -163,7 +163,8 @@ def main() -> None:
         states_left: list[str] = []
         for _ in range(chance.randrange(1, 4)):
             if launch(options.task, folder, workers, way, chance, chance.uniform(0.2, 0.9) * seconds[workers]):
-                states_left.append(states(folder)[-1].stem.removeprefix("state-") if states(folder) else "none")
+                states = RunFolder(folder).saved_states()
+                states_left.append(states[-1].stem.removeprefix("state-") if states else "none")
         launch(options.task, folder, workers, None, chance, 0.0)
         weights = load_file(folder / "weights.safetensors")
         rows.append({

@@ -31,8 +31,8 @@ from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_stratified, hold_out
 from recast.lab.evaluation.model_key import model_key
 from recast.lab.folder.files import locked, read_json, write_json
-from recast.lab.folder.names import DUPLICATES
 from recast.lab.folder.records import Wakefulness
+from recast.lab.folder.run import RunFolder
 from recast.lab.pages.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, epochs, judge, offers
@@ -195,18 +195,19 @@ class _Trial:
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress)
         self.task = self.bar.add_task("features", total=self.pace.seconds(self.seeds))
+        duplicates = RunFolder(self.out).duplicates
         with locked(self.out), self.bar:
             try:
                 if self.before is None:
                     self._write_trial()
-                if duplicates := report_duplicates(self.data, self.out):
-                    self._note(duplicates)
+                if line := report_duplicates(self.data, duplicates):
+                    self._note(line)
                 return self._answer()
             except RecastError:  # after the mistake is mended, the same command starts again
                 if self.before is None and not self.runs.rows:
                     shutil.rmtree(self.out / FEATURES, ignore_errors=True)
-                    for name in (TRIAL, FILE, DUPLICATES):
-                        (self.out / name).unlink(missing_ok=True)
+                    for path in (self.out / TRIAL, self.out / FILE, duplicates):
+                        path.unlink(missing_ok=True)
                 raise
             except (OSError, SafetensorError) as error:  # a full disk, a folder that became read-only
                 place = getattr(error, "filename", None) or self.out

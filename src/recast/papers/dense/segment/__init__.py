@@ -74,7 +74,7 @@ class Segment(Task):
         from recast.papers.dense.segment.evaluation import mask_panels
 
         if self.main[0] in suites:
-            write_predictions(run.folder, context, mask_panels)
+            write_predictions(run.folder.path, context, mask_panels)
 
 
 register_task(Segment())
