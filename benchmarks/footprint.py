@@ -72,10 +72,9 @@ def footprint() -> None:
     rows = []
     for i, name in enumerate(jobs):
         seconds, peak_mib = map(median, zip(*costs[i :: len(jobs)], strict=True))
-        rows.append(
-            {"job": name, "batch": BATCH, "seconds": round(seconds, 3), "peak_mib": round(peak_mib, 1),
-             "repeats": REPEATS, "machine": machine()}
-        )  # fmt: skip
+        row = {"job": name, "batch": BATCH, "seconds": round(seconds, 3)}
+        row |= {"peak_mib": round(peak_mib, 1), "repeats": REPEATS, "machine": machine()}
+        rows.append(row)
     write(RESULTS / "footprint.csv", rows)
     print(*rows, sep="\n")
 

@@ -113,17 +113,13 @@ def measure(
     for arm, model in plain.items():
         median = statistics.median(seconds[arm])
         speed, bound = ratio(seconds[first], seconds[arm]), counts[first] / counts[arm]
-        rows.append(
-            {
-                "family": name, "arm": arm, "img_size": size, "batch": batch,
-                "pass": "training step" if training else "inference",
-                "median_ms": round(1e3 * median, 1), "spread": round(spread(seconds[arm]), 3),
-                "images_per_s": round(batch / median, 2),
-                "relative_speed": round(speed, 3), "mac_bound": round(bound, 3),
-                "share_of_bound": round(speed / bound, 3),
-                "saved_mib": round(saved_mib(model, images), 1) if training else "", "machine": machine(),
-            }
-        )  # fmt: skip
+        row: dict[str, Any] = {"family": name, "arm": arm, "img_size": size, "batch": batch}
+        row |= {"pass": "training step" if training else "inference", "median_ms": round(1e3 * median, 1)}
+        row |= {"spread": round(spread(seconds[arm]), 3), "images_per_s": round(batch / median, 2)}
+        row |= {"relative_speed": round(speed, 3), "mac_bound": round(bound, 3)}
+        row |= {"share_of_bound": round(speed / bound, 3)}
+        row |= {"saved_mib": round(saved_mib(model, images), 1) if training else "", "machine": machine()}
+        rows.append(row)
     return rows
 
 

@@ -114,13 +114,12 @@ def measure(models: dict[str, nn.Module], images: Tensor, training: bool, rounds
         ratios = [parent_time / time for parent_time, time in zip(seconds[parent], seconds[arm], strict=True)]
         low, middle, high = (round(value, 3) for value in statistics.quantiles(ratios, n=4, method="inclusive"))
         median, parameters = statistics.median(seconds[arm]), sum(p.numel() for p in model.parameters())
-        rows.append({
-            "family": parent, "arm": arm, "img_size": images.shape[-1], "batch": len(images),
-            "pass": "training step" if training else "inference", "median_ms": round(1e3 * median, 1),
-            "images_per_s": round(len(images) / median, 2), "relative_speed": middle, "low": low, "high": high,
-            "gmacs": round(counts[arm] / len(images) / 1e9, 3), "mac_bound": round(counts[parent] / counts[arm], 3),
-            "peak_mib": round(peaks[arm], 1), "params_m": round(parameters / 1e6, 2), "machine": machine(),
-        })  # fmt: skip
+        row: dict[str, Any] = {"family": parent, "arm": arm, "img_size": images.shape[-1], "batch": len(images)}
+        row |= {"pass": "training step" if training else "inference", "median_ms": round(1e3 * median, 1)}
+        row |= {"images_per_s": round(len(images) / median, 2), "relative_speed": middle, "low": low, "high": high}
+        row |= {"gmacs": round(counts[arm] / len(images) / 1e9, 3), "mac_bound": round(counts[parent] / counts[arm], 3)}
+        row |= {"peak_mib": round(peaks[arm], 1), "params_m": round(parameters / 1e6, 2), "machine": machine()}
+        rows.append(row)
     return rows
 
 

@@ -167,12 +167,11 @@ def main() -> None:
                 states_left.append(states[-1].stem.removeprefix("state-") if states else "none")
         launch(options.task, folder, workers, None, chance, 0.0)
         weights = load_file(folder / "weights.safetensors")
-        rows.append({
-            "task": options.task, "run": number, "killed": way, "workers": workers, "kills": len(states_left),
-            "states_left": " ".join(states_left),
-            "bitwise_equal": all(torch.equal(weights[name], value) for name, value in expected[workers].items()),
-            "left_over": sum(path.name.startswith(".") for path in folder.rglob("*")),
-        })  # fmt: skip
+        row: dict[str, Any] = {"task": options.task, "run": number, "killed": way, "workers": workers}
+        row |= {"kills": len(states_left), "states_left": " ".join(states_left)}
+        row |= {"bitwise_equal": all(torch.equal(weights[name], value) for name, value in expected[workers].items())}
+        row |= {"left_over": sum(path.name.startswith(".") for path in folder.rglob("*"))}
+        rows.append(row)
         print(*rows[-1].values(), sep="  ", flush=True)
         shutil.rmtree(folder)
     shutil.rmtree(scratch)

@@ -84,17 +84,14 @@ def settings(task: str) -> list[dict[str, Any]]:
     wide = ONE | {"epochs": EPOCHS[task], "query_key": "zero"}
     bare = wide | {"project_values": False}
     if task == "cifar":
-        grid = [
-            {}, bare, bare | {"query_key": "images"}, bare | {"gate_ratio": 10}, NARROW, wide,
-            {"block": "non-local", "gate_ratio": 50},
-        ]  # fmt: skip
+        grid = [{}, bare, bare | {"query_key": "images"}, bare | {"gate_ratio": 10}, NARROW, wide]
+        grid += [{"block": "non-local", "gate_ratio": 50}]
         return [{"epochs": EPOCHS[task]} | setting for setting in grid]
     short = wide | {"epochs": 5}
-    return [
-        {}, NARROW, NARROW | {"gate_ratio": 50}, short | {"gate_ratio": 10}, short | {"gate_ratio": 10, "head_dim": 64},
-        short, short | {"head_dim": 64}, wide, short | {"qk_ratio": 5}, short | {"project_values": False}, bare,
-        {"block": "non-local", "gate_ratio": 50, "epochs": 10},
-    ]  # fmt: skip
+    rows = [{}, NARROW, NARROW | {"gate_ratio": 50}, short | {"gate_ratio": 10}]
+    rows += [short | {"gate_ratio": 10, "head_dim": 64}, short, short | {"head_dim": 64}, wide, short | {"qk_ratio": 5}]
+    rows += [short | {"project_values": False}, bare, {"block": "non-local", "gate_ratio": 50, "epochs": 10}]
+    return rows
 
 
 def arms(task: str) -> dict[str, dict[str, Any]]:
@@ -465,13 +462,11 @@ def table(options: argparse.Namespace) -> None:
         shared = [seed for seed in ours if seed in theirs]
         difference = 100 * np.stack([(ours[seed] - theirs[seed])[:count] for seed in shared])
         seeds = len(shared)
-        row = {
-            "task": task, "arm": arm, "seeds": seeds, "lr": arm_runs[0]["lr"], "epochs": arm_runs[0]["epochs"],
-            "top1": f"{statistics.mean(float(run['top1']) for run in arm_runs):.2f}",
-            "top1_of_seeds": " ".join(run["top1"] for run in arm_runs),
-            "awake": " ".join(run["awake"] for run in arm_runs),
-            **dict.fromkeys(("one_wide_head_minus_arm", "low_95", "high_95", "smallest_visible"), ""),
-        }  # fmt: skip
+        row = {"task": task, "arm": arm, "seeds": seeds, "lr": arm_runs[0]["lr"], "epochs": arm_runs[0]["epochs"]}
+        row |= {"top1": f"{statistics.mean(float(run['top1']) for run in arm_runs):.2f}"}
+        row |= {"top1_of_seeds": " ".join(run["top1"] for run in arm_runs)}
+        row |= {"awake": " ".join(run["awake"] for run in arm_runs)}
+        row |= dict.fromkeys(("one_wide_head_minus_arm", "low_95", "high_95", "smallest_visible"), "")
         if seeds > 1 and arm != "one wide head":
             row |= columns("one_wide_head_minus_arm", interval(difference, POINTS))
         rows.append(row)

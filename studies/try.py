@@ -177,11 +177,9 @@ def main() -> None:
             result = try_(model, data, plan, options.out / f"{name}-full", minutes=full_minutes, **settings)
             run.split_network = split
             full = ["--full", *numbers(result.gains["finetuned"]), full_minutes]
-        values = [
-            name, answer.facts.train, answer.images, answer.seeds, answer.worth, answer.arms[-1].updates,
-            *numbers(answer.gains["finetuned"]), *numbers(answer.gains["longer"]), answer.awake, answer.heads,
-            f"{minutes:.1f}", *full,
-        ]  # fmt: skip
+        values = [name, answer.facts.train, answer.images, answer.seeds, answer.worth, answer.arms[-1].updates]
+        values += [*numbers(answer.gains["finetuned"]), *numbers(answer.gains["longer"]), answer.awake, answer.heads]
+        values += [f"{minutes:.1f}", *full]
         rows[name] = dict(zip(COLUMNS, values, strict=True))
         write(path, [{column: rows[task].get(column, "") for column in COLUMNS} for task in TASKS if task in rows])
 

@@ -110,11 +110,10 @@ def train(job: Job, model: Prepared, images: ImageTensors, device: torch.device)
         optimizer.step()
         losses.append(loss.detach())
     tail = losses[-max(1, job.num_updates // 20) :]
-    return {
-        "train_loss": float(torch.stack(tail).float().mean()) if tail else float("nan"),
-        "seconds": time.perf_counter() - started,
-        "dates": dict(schedule.dates) if schedule else {}, "wakefulness_before": before,
-    }  # fmt: skip
+    row: dict[str, Any] = {"train_loss": float(torch.stack(tail).float().mean()) if tail else float("nan")}
+    row |= {"seconds": time.perf_counter() - started, "dates": dict(schedule.dates) if schedule else {}}
+    row |= {"wakefulness_before": before}
+    return row
 
 
 @full_precision()  # for the evaluation; on a GPU training is in bf16

@@ -408,8 +408,6 @@ def pooling_long() -> Study:
 
 def studies() -> dict[str, Study]:
     """Return all studies by name, in the order in which they run."""
-    result = [
-        *transfers(), recipe(), *controls(), converged(), converged_long(), converged_deep(), converged_100(),
-        progressive(), progressive_long(), when(), *scales(), pooling(), pooling_start(), pooling_long(),
-    ]  # fmt: skip
+    result = [*transfers(), recipe(), *controls(), converged(), converged_long(), converged_deep(), converged_100()]
+    result += [progressive(), progressive_long(), when(), *scales(), pooling(), pooling_start(), pooling_long()]
     return {study.name: study for study in result}

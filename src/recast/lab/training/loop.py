@@ -339,8 +339,8 @@ class _Loop:
         if position.epoch > 0:
             lr, gate_lr = learning_rates(self.state.optimizer)
             speed = self.batches * self.recipe.data.batch_size / position.seconds
-            trained = {"train_loss": position.loss_sum / self.batches, "lr": lr, "gate_lr": gate_lr,
-                       "images_per_second": speed, "data_wait": position.wait}  # fmt: skip
+            trained = {"train_loss": position.loss_sum / self.batches, "lr": lr, "gate_lr": gate_lr}
+            trained |= {"images_per_second": speed, "data_wait": position.wait}
         bad = torch.tensor([len(position.bad_images), len(skipped)])
         bad_images, bad_val_images = distributed.sum_over_processes_(bad, self.device).tolist()
         return Epoch(

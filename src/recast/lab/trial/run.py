@@ -149,10 +149,8 @@ class _Trial:
         else:
             order_classes_(self.network, data)
         pixels = {name: getattr(data.val if name == "crop_pct" else data, name) for name in PIXELS}
-        settings = {
-            "network": model_key(self.network), "plan": plan.to_json(), "data": fingerprint_of(data), **pixels,
-            "minutes": minutes, "seeds": seeds, "augment": str(data.train.augment),
-        }  # fmt: skip
+        settings = {"network": model_key(self.network), "plan": plan.to_json(), "data": fingerprint_of(data), **pixels}
+        settings |= {"minutes": minutes, "seeds": seeds, "augment": str(data.train.augment)}
         self.settings = json.loads(json.dumps(settings))
         self.before = self._read_before()
         self.parts = split_network(self.network, [step.name for step in plan.steps], images)
