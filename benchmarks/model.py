@@ -33,9 +33,11 @@ from recast.layers.config import PAPERS_LAYER
 
 LABELS = ("family", "arm", "batch", "pass")
 FAMILIES = {
-    "resnetrs50": (224, (8,), (4,)), "resnetrs152": (320, (2,), (2,)),
-    "cifar_resnet20": (32, (1, 32, 256), (32, 256)), "digits_resnet": (32, (1, 32, 256), (32, 256)),
-}  # fmt: skip
+    "resnetrs50": (224, (8,), (4,)),
+    "resnetrs152": (320, (2,), (2,)),
+    "cifar_resnet20": (32, (1, 32, 256), (32, 256)),
+    "digits_resnet": (32, (1, 32, 256), (32, 256)),
+}
 """Parent → image size, images of inference passes, images of training steps."""
 SMALL = ("cifar_resnet20", "digits_resnet")
 

@@ -43,10 +43,11 @@ SIZE = 256  # HaloNet takes multiples of it
 FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], list[str]]] = {
     "resnet26t": ({}, ("botnet26t_256", "halonet26t", "lambda_resnet26t"), ["layer3.1.conv2", "layer4.[01].conv2"]),
     "resnet50t": (
-        {"act_layer": nn.SiLU}, ("botnet50ts_256", "halonet50ts", "lambda_resnet50ts"),
+        {"act_layer": nn.SiLU},
+        ("botnet50ts_256", "halonet50ts", "lambda_resnet50ts"),
         ["layer2.3.conv2", "layer3.[135].conv2", "layer4.1.conv2"],
     ),
-}  # fmt: skip
+}
 """Parent → its options (timm's 50ts networks have SiLU), the networks of its family, their layers with attention."""
 
 

@@ -62,7 +62,11 @@ def recipe(task: str, workers: int) -> Recipe:
     return Recipe(
         model=ModelConfig(model),
         data=DataConfig(
-            name, img_size=size, batch_size=batch, num_train=batches * batch, num_val=8 if is_dense else 100,
+            name,
+            img_size=size,
+            batch_size=batch,
+            num_train=batches * batch,
+            num_val=8 if is_dense else 100,
             workers=workers,
         ),
         augment=augment if is_dense else AugmentConfig(),
@@ -73,7 +77,7 @@ def recipe(task: str, workers: int) -> Recipe:
         accumulate=2,
         save_steps=5,
         device="cpu",
-    )  # fmt: skip
+    )
 
 
 def train(task: str, folder: Path, workers: int, on_step: Callable[[int, int, float], object]) -> None:

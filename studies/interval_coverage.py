@@ -154,11 +154,15 @@ def rows_of(setting: Setting, draws: int, only: str = "") -> list[dict[str, Any]
     of_networks = np.concatenate(truths)
     return [
         {
-            "metric": "top1", **vars(setting), "method": name, "truth": truth, "draws": draws,
+            "metric": "top1",
+            **vars(setting),
+            "method": name,
+            "truth": truth,
+            "draws": draws,
             **summary(np.array(intervals), of_networks if truth == OF_IMAGES else np.full(draws, setting.effect)),
         }
         for intervals, (name, _, truth) in zip(ends, chosen, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def settings() -> Iterator[Setting]:
@@ -253,11 +257,17 @@ def normal_rows() -> Iterator[dict[str, Any]]:
             half = np.sqrt(np.maximum(1.96**2 * (lasting + 1), of_both))
             coverage.append((2 * ndtr(half / math.sqrt(lasting + 1 + moved)) - 1).mean())
         for truth, value in (("lowest", min(coverage)), ("highest", max(coverage))):
-            yield {
-                "metric": "normal", "seeds": seeds, "images": "", "top1": "", "effect": 0.0, "spread": "", "always": "",
-                "method": "interval", "truth": truth, "draws": "", "coverage": f"{value:.3f}", "yes": "",
-                "no_width": "", "width": "",
-            }  # fmt: skip
+            row = {
+                "metric": "normal",
+                "seeds": seeds,
+                "images": "",
+                "top1": "",
+                "effect": 0.0,
+                "spread": "",
+                "always": "",
+            }
+            row |= {"method": "interval", "truth": truth, "draws": "", "coverage": f"{value:.3f}"}
+            yield row | {"yes": "", "no_width": "", "width": ""}
 
 
 def trial_row(setting: Setting, draws: int) -> dict[str, Any]:

@@ -67,10 +67,7 @@ from recast.tracing.cost import count_parameters
 RESULTS = Path(__file__).parents[1] / "results"
 ONE = {"content_heads": 1, "gaussian_heads": "none", "head_dim": 32, "gate_ratio": 50}
 NARROW = {"content_heads": "all", "gaussian_heads": "all"}
-CHOICES = (
-    "block", "content_heads", "gaussian_heads", "head_dim", "project_values", "query_key", "gate_ratio", "qk_ratio",
-    "epochs",
-)  # fmt: skip
+CHOICES = "block content_heads gaussian_heads head_dim project_values query_key gate_ratio qk_ratio epochs".split()
 START = {"odd_digit": "zero", "cifar": "images", "converged": "images"}
 """Task → start of queries and keys, the former default of its recipe."""
 EPOCHS = {"odd_digit": 10, "cifar": 5, "converged": 6}
@@ -307,12 +304,10 @@ def sweep(options: argparse.Namespace) -> None:
         train_on(task, model, data, setting, LR[task], setting["epochs"], 0)
         seconds = time.process_time() - started
         attention = Wakefulness.of(wakefulness(model, data[2][:64]))
-        append(path, labels | {
-            "top1": top1(correct(model, *data[2:])),
-            "awake": attention.awake if attention else 0, "content": attention.heads if attention else 0,
-            "macs": f"{macs_of(model, data[0]) / parent_macs:.3f}",
-            "parameters": f"{count_parameters(model) / parameters:.3f}", "cpu_seconds": f"{seconds:.0f}",
-        })  # fmt: skip
+        row = labels | {"top1": top1(correct(model, *data[2:])), "awake": attention.awake if attention else 0}
+        row |= {"content": attention.heads if attention else 0, "macs": f"{macs_of(model, data[0]) / parent_macs:.3f}"}
+        row |= {"parameters": f"{count_parameters(model) / parameters:.3f}", "cpu_seconds": f"{seconds:.0f}"}
+        append(path, row)
 
 
 def time_by_turns(
@@ -429,10 +424,8 @@ def compare(options: argparse.Namespace) -> None:
         train_on(task, model, data, setting, lr, epochs, seed)
         hits = correct(model, *data[2:])
         np.save(out / "right" / f"{task}_{arm}_{seed}.npy", np.packbits(hits.numpy()))
-        append(path, {
-            "task": task, "arm": arm, "seed": seed, "lr": lr, "epochs": f"{epochs:.2f}", "top1": top1(hits),
-            "awake": awake_heads(model, data[2][:64]),
-        })  # fmt: skip
+        row = {"task": task, "arm": arm, "seed": seed, "lr": lr, "epochs": f"{epochs:.2f}", "top1": top1(hits)}
+        append(path, row | {"awake": awake_heads(model, data[2][:64])})
 
 
 def columns(name: str, line: Interval) -> dict[str, str]:

@@ -49,10 +49,9 @@ WEIGHTS = {
 }
 Task = tuple[nn.Module, Data]
 COLUMNS = (
-    "task", "train", "val", "seeds", "worth", "updates", "over_finetuned", "low_95", "high_95", "over_longer",
-    "longer_low_95", "longer_high_95", "awake", "heads", "minutes", "full", "full_gain", "full_low_95", "full_high_95",
-    "full_minutes",
-)  # fmt: skip
+    "task train val seeds worth updates over_finetuned low_95 high_95 over_longer longer_low_95 longer_high_95 "
+    "awake heads minutes full full_gain full_low_95 full_high_95 full_minutes"
+).split()
 
 
 def transfer(source: str, target: str, num_train: int | None = None) -> Task:

@@ -80,9 +80,11 @@ def by_sahi(folder: Path) -> None:
     for file, boxes in BOXES.items():
         image = CocoImage(file_name=file, height=64, width=64)
         for left, top, right, bottom, name in boxes:
-            image.add_annotation(CocoAnnotation(
-                bbox=[left, top, right - left, bottom - top], category_id=CLASSES.index(name), category_name=name
-            ))  # fmt: skip
+            image.add_annotation(
+                CocoAnnotation(
+                    bbox=[left, top, right - left, bottom - top], category_id=CLASSES.index(name), category_name=name
+                )
+            )
         coco.add_image(image)
     (folder / "annotations.json").write_text(json.dumps(coco.json))
 
@@ -92,10 +94,11 @@ def by_globox(folder: Path) -> None:
     import globox
 
     images = [
-        globox.Annotation(file, (64, 64), [globox.BoundingBox(label=b[4], xmin=b[0], ymin=b[1], xmax=b[2], ymax=b[3])
-                                           for b in boxes])
+        globox.Annotation(
+            file, (64, 64), [globox.BoundingBox(label=b[4], xmin=b[0], ymin=b[1], xmax=b[2], ymax=b[3]) for b in boxes]
+        )
         for file, boxes in BOXES.items()
-    ]  # fmt: skip
+    ]
     globox.AnnotationSet(images).save_coco(folder / "annotations.json", auto_ids=True)
 
 

@@ -74,9 +74,11 @@ def simulated(random: np.random.Generator, seeds: int, images: int, top1: float,
 
 @pytest.mark.parametrize(
     ("seeds", "images", "top1", "moved"),
-    [(2, 1000, 0.5, 0.1), (2, 60, 0.98, 0.03), (3, 300, 0.9, 0.03), (3, 1000, 0.5, 0.1), (5, 60, 0.9, 0.03),
-     (5, 300, 0.9, 0.0), (10, 300, 0.5, 0.03), (1, 20, 0.96, 0.0), (1, 300, 0.9, 0.0)],
-)  # fmt: skip
+    [
+        *[(2, 1000, 0.5, 0.1), (2, 60, 0.98, 0.03), (3, 300, 0.9, 0.03), (3, 1000, 0.5, 0.1), (5, 60, 0.9, 0.03)],
+        *[(5, 300, 0.9, 0.0), (10, 300, 0.5, 0.03), (1, 20, 0.96, 0.0), (1, 300, 0.9, 0.0)],
+    ],
+)
 def test_intervals_contain_the_truth(seeds: int, images: int, top1: float, moved: float) -> None:
     """The settings in which earlier intervals claimed a difference in up to 20 % (studies/interval_coverage.py)."""
     random = np.random.default_rng([seeds, images])

@@ -11,11 +11,11 @@ from recast import Geometry, RecastError
 @pytest.mark.parametrize(
     "fields",
     [
-        {"kernel": (0, 3)}, {"stride": (0, 1)}, {"dilation": (1, 0)}, {"padding": (0, -1, 0, 0)},
-        {"upsample": (2, 0), "is_transposed": True}, {"padding_mode": "mirror"},
-        {"padding_mode": "reflect", "same": True}, {"padding_mode": "circular", "is_transposed": True},
+        *[{"kernel": (0, 3)}, {"stride": (0, 1)}, {"dilation": (1, 0)}, {"padding": (0, -1, 0, 0)}],
+        *[{"upsample": (2, 0), "is_transposed": True}, {"padding_mode": "mirror"}],
+        *[{"padding_mode": "reflect", "same": True}, {"padding_mode": "circular", "is_transposed": True}],
     ],
-)  # fmt: skip
+)
 def test_impossible_geometries_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(RecastError):
         Geometry(**{"kernel": (3, 3)} | fields)

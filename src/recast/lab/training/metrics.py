@@ -49,10 +49,8 @@ def validate(
     model.eval()
     meter = task_named(data.val.task).meter(data)
     totals = torch.zeros(2, dtype=torch.float64)  # loss, images
-    loader = Loader(
-        data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
-        bad_image=config.bad_image,
-    )  # fmt: skip
+    workers, part, parts = config.workers, process_number(), process_count()
+    loader = Loader(data.val, config.batch_size, workers=workers, part=part, parts=parts, bad_image=config.bad_image)
     for pixels, labels in loader:
         if stop is not None and stop.is_set() and process_count() == 1:
             raise Stopped

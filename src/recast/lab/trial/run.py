@@ -250,10 +250,11 @@ class _Trial:
         if (folder := self.out / FEATURES).is_file():
             raise RecastError(f"{folder} is a file: remove it, or choose another folder with --out")
         folder.mkdir(exist_ok=True)
+        how = (views, self.pace.dtype, self.pace.image_bytes, folder, name, self.device)
+        one = self.pace.image
         return store(
-            self.parts, self.data, images, views, self.pace.dtype, self.pace.image_bytes, folder, name, self.device,
-            lambda done: self.bar.advance(self.task, done * self.pace.image), self.say,
-        )  # fmt: skip
+            self.parts, self.data, images, *how, lambda done: self.bar.advance(self.task, done * one), self.say
+        )
 
     def _write_trial(self) -> None:
         write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
@@ -324,10 +325,9 @@ class _Trial:
             return row
         self.bar.update(self.task, description=f"{ARM_NAMES[arm]}, {detail}")
         tail = arms.make(arm, start, self.plan, train, seed, self.device)
-        trained = arms.train_(
-            tail, train, test, rate=rate, updates=updates, batch=self.pace.batch, seed=seed, device=self.device,
-            advance=lambda: self.bar.advance(self.task, seconds),
-        )  # fmt: skip
+        how: dict[str, Any] = {"rate": rate, "updates": updates, "batch": self.pace.batch, "seed": seed}
+        how |= {"device": self.device, "advance": lambda: self.bar.advance(self.task, seconds)}
+        trained = arms.train_(tail, train, test, **how)
         row = key | {"updates": updates, **asdict(trained)}
         if kind == "final" and arm == "recast":
             awake = arms.attention(tail, test, self.device)
@@ -394,10 +394,8 @@ class _Trial:
             )
         awake = [Wakefulness(**row["attention"]) for row in runs["recast"] if row.get("attention")]
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
-        facts = Facts(
-            pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
-            min(pace.updates.values()), self.seeds, pace.ways, tuple(self.notes), tuple(pace.ratios[:ratios]),
-            pace.updates["longer"] / pace.updates["finetuned"],
-        )  # fmt: skip
+        counts = pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views
+        texts, longer = (pace.ways, tuple(self.notes)), pace.updates["longer"] / pace.updates["finetuned"]
+        facts = Facts(*counts, min(pace.updates.values()), self.seeds, *texts, tuple(pace.ratios[:ratios]), longer)
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items() if rows}
         return judge(right, lines, attention, facts)

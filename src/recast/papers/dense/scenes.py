@@ -26,9 +26,8 @@ from recast.papers.dense.segment.pairs import ImagePairs
 
 SIDE, FAR = 96, 38
 """Side of a scene, and distance between a ring and the bar in rows or columns, in pixels."""
-CLASSES = (
-    "background", "disc", "square", "triangle", "even digit", "odd digit", "bar", "ring, bar lies", "ring, bar stands",
-)  # fmt: skip
+CLASSES: tuple[str, ...] = ("background", "disc", "square", "triangle", "even digit", "odd digit", "bar")
+CLASSES += ("ring, bar lies", "ring, bar stands")
 DISTANT = CLASSES[-2:]
 KINDS = {"local": CLASSES[1:-2], "distant": DISTANT}
 NUM_SCENES = {"train": 1000, "val": 200}
