@@ -36,8 +36,8 @@ from recast.lab.data.device import choose_device
 from recast.layers.cmhsa import gated_layers
 from recast.surgery.parameters import param_groups
 
-RATES = {"gates": "gates", "sigmoid_gates": "gates", "queries_keys": "keys"}
-RATES |= {"pool_decay": "pool", "pool_no_decay": "pool"}
+RATES = {"gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool"}
+RATES |= {"queries_keys": "keys"}
 """Rate of each kind of group (its name before the slash); other groups have that of the weights."""
 POWERS = {"poly": 0.9, "linear": 1.0}
 STEPS = 27 / 36, 33 / 36
