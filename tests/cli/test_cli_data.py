@@ -95,7 +95,10 @@ def test_layouts_are_trained_by_one_command(
 
 
 @pytest.mark.filterwarnings("default")
-def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli) -> None:
+def test_unreadable_images_are_skipped_by_every_command(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recast.lab.trial.arms.BLOCK_SECONDS", 0.0)  # the shortest timing
     for number in range(120):
         path = tmp_path / "data" / "ab"[number % 2] / f"{number:03}.png"
         draw(path, number, number % 2)
