@@ -89,7 +89,7 @@ def evaluate(
     for message in dict.fromkeys(map(str, results.not_measured)):
         complain("recast evaluate", f"error: {message}")
     if not (results.not_measured or are_files or output.as_json):
-        print("next: " + follow_up("report", *runs, *(["--out", "report.html"] if runs[1:] else [])))
+        print("next: " + follow_up("report", *runs, *(["--out", RunFolder(runs[0]).report.name] if runs[1:] else [])))
     return 2 if results.not_measured else 0
 
 

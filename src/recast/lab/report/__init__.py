@@ -51,11 +51,12 @@ def _target(folders: Sequence[Path], out: Path | str | None) -> Path:
         raise RecastError("a report needs at least one run folder, got none")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise RecastError("a report takes every run once, got one twice")
+    default = RunFolder(folders[0]).report
     if out is not None:
         target = Path(out)
-        check_place(target, "the report", "report.html")
+        check_place(target, "the report", default.name)
     elif len(folders) == 1:
-        target = RunFolder(folders[0]).report
+        target = default
     else:
         raise RecastError(f"a report of {len(folders)} runs has no default file: add --out report.html")
     check_ours(target)
