@@ -65,17 +65,10 @@ class ClassAttentionViT(VisionTransformer):
         super().__init__(**kwargs, depth=depth, init_values=init_values, **fixed)
         self.token_at = token_at
         block: Any = self.blocks[0]
-        self.class_layers = nn.ModuleList(
-            ClassAttention(
-                self.embed_dim,
-                block.attn.num_heads,
-                mlp_ratio=block.mlp.fc1.out_features / self.embed_dim,
-                qkv_bias=block.attn.qkv.bias is not None,
-                norm_layer=type(block.norm1),
-                init_values=init_values,
-            )
-            for _ in range(class_layers)
-        )
+        like: dict[str, Any] = {"qkv_bias": block.attn.qkv.bias is not None, "norm_layer": type(block.norm1)}
+        like |= {"mlp_ratio": block.mlp.fc1.out_features / self.embed_dim, "init_values": init_values}
+        blocks = [ClassAttention(self.embed_dim, block.attn.num_heads, **like) for _ in range(class_layers)]
+        self.class_layers = nn.ModuleList(blocks)
         self.class_layers.apply(self._init_weights)
 
     def _pos_embed(self, x: Tensor) -> Tensor:
