@@ -91,12 +91,14 @@ from recast.surgery.rules import convert
 Setting = dict[str, Any]
 Data = tuple[Tensor, ...]
 
-BASE: Setting = {"start": "tap", "query_key": "random", "place": "last", "gate_ratio": 50, "head_dim": 32}
+BASE: Setting = {"start": "tap", "query_key": "images", "place": "last", "gate_ratio": 50, "head_dim": 32}
 NEW = BASE | {"place": "second"}
+AFTER = BASE | {"place": "block"}
 SWEEP: tuple[Setting, ...] = (
-    {}, {"start": "zero", "gate_ratio": 10}, {"start": "random"}, {"query_key": "zero"}, {"place": "second"},
-    {"start": "zero", "gate_ratio": 1}, {"place": "all"}, {"gate_ratio": 10}, {"gate_ratio": 150}, {"head_dim": 16},
-    {"head_dim": 64}, {"block": "non-local", "gate_ratio": 50}, {"block": "non-local", "gate_ratio": 1},
+    {}, {"place": "block"}, {"query_key": "similar"}, {"query_key": "random"}, {"place": "second"},
+    {"start": "zero", "gate_ratio": 10}, {"start": "random"}, {"query_key": "zero"}, {"start": "zero", "gate_ratio": 1},
+    {"place": "all"}, {"gate_ratio": 10}, {"gate_ratio": 150}, {"head_dim": 16}, {"head_dim": 64},
+    {"block": "non-local", "gate_ratio": 50}, {"block": "non-local", "gate_ratio": 1},
     {"block": "non-local", "gate_ratio": 10},
 )  # fmt: skip
 SWEEP_EPOCHS = {"odd_photo": 10, "odd_digit": 5}
@@ -203,11 +205,17 @@ def build(parent: nn.Module, setting: Setting, images: Tensor, seed: int) -> nn.
         recast.recast_(model, recast.plan(parent, images[:2], config, where=where, max_tokens=None))
     if not setting["start"]:
         return model
+    choices = {"head_dim": setting["head_dim"], "query_key": setting["query_key"]}
+    if setting["place"] == "block":
+        config = recast.RecastConfig(beside="block", **choices)
+        recast.recast_(model, recast.plan(parent, images[:2], config, max_tokens=None))
     placed = {"all": names, "second": [n for n in names if n.endswith("conv2")], "last": names[-1:]}
-    for name in placed[setting["place"]]:
-        layer = convert(stage.get_submodule(name), recast.RecastConfig(head_dim=setting["head_dim"]))
+    for name in placed.get(setting["place"], ()):
+        layer = convert(stage.get_submodule(name), recast.RecastConfig(**choices))
         start(layer, setting)
         stage.set_submodule(name, layer)
+    if setting["query_key"] in ("images", "similar"):
+        recast.wake_(model, images[:256], seed=seed)
     return model
 
 

@@ -154,7 +154,7 @@ def test_a_recipe_of_lab_loads_no_paper() -> None:
         "print(code, len(fields_of(Recipe)), *(name for name in sys.modules if name.startswith('recast.papers')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["2", "110"], done.stderr
+    assert done.stdout.split() == ["2", "111"], done.stderr
     assert "nowhere" in done.stderr
 
 

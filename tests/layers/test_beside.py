@@ -297,7 +297,7 @@ def test_open_or_hooked_it_is_not_folded() -> None:
 def test_starts_of_queries_and_keys(query_key: Any) -> None:
     layer = AttentionBeside(nn.Conv2d(6, 4, 3), config=RecastConfig(query_key=query_key))
     assert bool(layer.key.any()) == (query_key != "zero")
-    assert torch.equal(layer.query, layer.key) == (query_key in ("similar", "images"))
+    assert torch.equal(layer.query, layer.key) == (query_key == "similar")
     assert layer.head_dim == 6
     assert convert(nn.Conv2d(64, 4, 3), RecastConfig()).head_dim == 32
     assert convert(nn.Conv2d(64, 64, 3, groups=64), RecastConfig()).head_dim == 8

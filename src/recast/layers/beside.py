@@ -38,7 +38,7 @@ class AttentionBeside(Tuned, nn.Module):
 
     Args:
         conv: (B, C, H, W) → (B, O, I, J), with numbers `in_channels` and `out_channels`, and `groups` unless 1.
-        tap: W_con at the start, (O, C/g): the middle tap of the kernel. Default: random, as in a 1×1 convolution.
+        tap: W_con at the start, (O, C/g): the middle tap of the kernel. Default: random, normal (He et al. 2015).
         config: a `RecastConfig` with gate="beside".
 
     Raises:
@@ -79,7 +79,8 @@ class AttentionBeside(Tuned, nn.Module):
         self.groups = int(getattr(conv, "groups", 1))
         width = min(self.in_channels, HEAD_DIM if self.groups == 1 else GROUPED_HEAD_DIM)
         self.head_dim = config.head_dim or width
-        like = next((p for p in conv.parameters() if p.is_floating_point()), torch.empty(0))
+        tensors = (*conv.parameters(), *conv.buffers())
+        like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
         read, content = (self.head_dim, self.in_channels), (self.out_channels, self.in_channels // self.groups)
         shapes = {"query": read, "key": read, "content": content, "gamma": (1,)}
         for name, shape in shapes.items():
@@ -91,13 +92,15 @@ class AttentionBeside(Tuned, nn.Module):
     @torch.no_grad()
     def reset_parameters(self, tap: Tensor | None = None) -> None:
         """Set γ, W_con to `tap`, and queries and keys as `config.query_key` says; draw what is random."""
-        for weight in (self.query, self.key, self.content):
+        for weight in (self.query, self.key):
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-        if tap is not None:
+        if tap is None:
+            nn.init.kaiming_normal_(self.content, mode="fan_out")
+        else:
             self.content.copy_(tap)
         if self.config.query_key == "zero":
             nn.init.zeros_(self.key)
-        elif self.config.query_key != "random":
+        elif self.config.query_key == "similar":
             drawn = torch.empty_like(self.query, dtype=torch.promote_types(self.query.dtype, torch.float32))
             self.query.copy_(nn.init.orthogonal_(drawn, gain=self.config.logit_std**0.5))  # half has no QR
             self.key.copy_(self.query)

@@ -51,10 +51,10 @@ ProjectValues = Annotated[
 StartOfQueries = Annotated[
     QueryKey,
     Field(
-        description="Initial queries and keys. With closed gates all are exact. random, the default beside a "
-        "convolution: both random (ConViT). zero, the default elsewhere: W_key = 0, uniform content maps. similar: "
-        "W_qry = W_key with random orthonormal rows, so that pixels attend to similar pixels. images: as similar, with "
-        "the principal components of the layer's input on training images (`recast.wake_`)."
+        description="Initial queries and keys. With closed gates all are exact. images, the default beside a "
+        "convolution: random directions of the layer's input on training images, so large that maps are not uniform "
+        "(`recast.wake_`). zero, the default elsewhere: W_key = 0, uniform content maps. random: both random (ConViT). "
+        "similar: W_qry = W_key with random orthonormal rows, so that pixels attend to similar pixels."
     ),
 ]
 GaussianHeads = Annotated[Literal["all", "none"] | Width | tuple[Position, ...], BeforeValidator(_heads)]
@@ -107,12 +107,15 @@ class RecastConfig(OneOf):
 
 
 class BesideGate(RecastConfig):
-    """Content attention beside a convolution that stays as it is: y = conv(X) + γ · C X W_con."""
+    """Content attention beside a convolution that stays as it is, y = conv(X) + γ · C X W_con, or after a block."""
 
     where: ClassVar[str] = "last_of_blocks"
     stride: ClassVar[Literal["keep"]] = "keep"
     gate: Literal["beside"] = "beside"
-    query_key: StartOfQueries = "random"
+    beside: Literal["convolution", "block"] = "convolution"
+    """What attention stands beside. convolution: each that is selected; it reads the convolution's input. block: none;
+    it follows the sequence of blocks that a selected convolution is in, and reads its output, as a non-local block."""
+    query_key: StartOfQueries = "images"
     gamma_init: Finite = 0.0
     """Initial factor γ of content attention. 0 is exact."""
 

@@ -14,6 +14,7 @@ from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.names import modules_by_name
 from recast.surgery.folding.forms import as_folded, guard_merging_
+from recast.surgery.places import places, planned_places
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
 from recast.surgery.records import Step
@@ -69,21 +70,24 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     chosen = plan if steps is None else plan.only(steps).without_pool()
     check_not_lazy(model)
     done = plan_of(model)
-    modules, layers = check_recast(model, plan, chosen)
-    edits = () if done is not None and done.steps else _edits(plan, chosen.steps)
-    check_edits(model, edits, plan.model)
-    if chosen.pool is not None:  # before the steps: it may raise, and nothing has changed yet
-        if chosen.place is None:
-            raise RecastError("the plan has a pool without a place: plan again")
-        put_pool_(model, chosen.pool, chosen.place)
+    kept: list[str] = []
+    with places(model, planned_places(chosen.steps), kept):
+        modules, layers = check_recast(model, plan, chosen)
+        edits = () if done is not None and done.steps else _edits(plan, chosen.steps)
+        check_edits(model, edits, plan.model)
+        if chosen.pool is not None:  # before the steps: it may raise, and nothing has changed yet
+            if chosen.place is None:
+                raise RecastError("the plan has a pool without a place: plan again")
+            put_pool_(model, chosen.pool, chosen.place)
 
-    apply_edits_(model, edits)
-    for name, layer in layers.items():
-        _keep_parameters_(modules[name], layer)
-        if name == "":
-            model = layer
-        else:
-            replace_module_(model, modules[name], layer)
+        apply_edits_(model, edits)
+        for name, layer in layers.items():
+            _keep_parameters_(modules[name], layer)
+            if name == "":
+                model = layer
+            else:
+                replace_module_(model, modules[name], layer)
+        kept += layers
     guard_merging_(model)
     set_plan_(model, _applied(plan, chosen, done))
     return model

@@ -7,6 +7,7 @@ becomes that of W_out. New parameters (queries, keys, positions, gates) start wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -19,6 +20,7 @@ from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_groups import Group, add_parameter_, find_kernel_group
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
 from recast.surgery.parameters import parameter_kinds
+from recast.surgery.places import places, planned_places
 from recast.surgery.plan import Plan
 from recast.surgery.wrappers import changeable
 
@@ -79,21 +81,26 @@ def recast_during_training_(
     if not names:
         return model
     _check_network(network, plan, names)
-    for average in copies:  # `recast_` checks the network itself before its first change
-        check_recast(average, plan, chosen)
-    convolutions = {name: module for name, module in modules_by_name(network).items() if name in names}
-    groups = {name: find_kernel_group(optimizer, network, name, conv) for name, conv in convolutions.items()}
+    ends, kept = planned_places(chosen.steps), list[str]()
+    with ExitStack() as stack:
+        for model_or_average in (network, *copies):
+            stack.enter_context(places(model_or_average, ends, kept))
+        for average in copies:  # `recast_` checks the network itself before its first change
+            check_recast(average, plan, chosen)
+        convolutions = {name: module for name, module in modules_by_name(network).items() if name in names}
+        groups = {name: find_kernel_group(optimizer, network, name, conv) for name, conv in convolutions.items()}
 
-    recast_(network, plan, steps=names)
-    rates = {"gates": gate_lr, "sigmoid_gates": gate_lr, "queries_keys": qk_lr}
-    added: dict[str, nn.Parameter] = {}
-    layers = modules_by_name(network)
-    for name in names:
-        added |= _train_on_(optimizer, name, convolutions[name], layers[name], groups[name], rates)
-    for average in copies:
-        recast_(average, plan, steps=names)
-        for name, parameter in added.items():
-            average.get_parameter(name).detach().copy_(parameter.detach())
+        recast_(network, plan, steps=names)
+        rates = {"gates": gate_lr, "sigmoid_gates": gate_lr, "queries_keys": qk_lr}
+        added: dict[str, nn.Parameter] = {}
+        layers = modules_by_name(network)
+        for name in names:
+            added |= _train_on_(optimizer, name, convolutions[name], layers[name], groups[name], rates)
+        for average in copies:
+            recast_(average, plan, steps=names)
+            for name, parameter in added.items():
+                average.get_parameter(name).detach().copy_(parameter.detach())
+        kept += names
     return model
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from recast.config import Count, typed
-from recast.errors import RecastError
+from recast.errors import RecastError, listed
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import BesideGate, LinearGate, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.pool_config import AttentionPooling, PoolConfig
 from recast.names import modules_by_name
+from recast.surgery.places import NAME, PassThrough, places, sequences_after
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, put_pool_
@@ -91,6 +93,13 @@ def _plan(
     convolutions = _convolutions(model, config, needed=not is_none(where))
     parent = _observe_parent(model, example, convolutions)
     layers, explicit, reasons = select(where, model, convolutions, parent, config)
+    if layers and isinstance(config, BesideGate) and config.beside == "block" and not _are_places(convolutions, layers):
+        ends = sequences_after(model, example, parent, layers)
+        new = {f"{sequence}.{NAME}": channels for sequence, channels in ends.items()}
+        with places(model, new):
+            planned = _plan(model, example, config, [*new], max_tokens, pool)
+        left = (Left(n, reasons.get(n, f"attention follows its blocks ({listed([*new], 3)})")) for n in convolutions)
+        return replace(planned, left=tuple(left))
     edits = _stride_edits(model, list(layers), convolutions, parent, config)
     edited = _observe_edited(model, example, convolutions, edits) if edits else parent
 
@@ -120,6 +129,10 @@ def _plan(
     return Plan(
         type(model).__name__, config, tuple(steps), unchanged, tuple(edits), before, after, note, pool, pool_cost, place
     )
+
+
+def _are_places(convolutions: dict[str, nn.Module], names: Collection[str]) -> bool:
+    return all(isinstance(convolutions[name], PassThrough) for name in names)
 
 
 def _too_large(steps: list[Step], explicit: set[str], max_tokens: int | None) -> dict[str, str]:

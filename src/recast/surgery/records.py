@@ -51,7 +51,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class Step:
-    """One convolution that becomes attention, or gets it beside it.
+    """One convolution that becomes attention, or gets it beside it; or attention after a sequence of blocks.
 
     Sizes are (channels, rows, columns) at the example; costs are per image.
     """
@@ -71,6 +71,11 @@ class Step:
     """Attention is beside the convolution, which stays as it is."""
     fold: Fold | None = None
     """What `fold_` made of the layer."""
+
+    @property
+    def is_after_block(self) -> bool:
+        """Attention is beside no convolution: it follows a sequence of blocks (`surgery.places`)."""
+        return self.rule == "PassThrough"
 
     @property
     def heads(self) -> int:

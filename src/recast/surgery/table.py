@@ -52,6 +52,7 @@ def layers(steps: Sequence[Step], before: Cost, after: Cost) -> str:
         table.add_column(column, justify="right", overflow="fold")
     for step in steps:
         convolution = f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
+        convolution = "none: after the blocks" if step.is_after_block else convolution
         why = "" if step.exact else "stride" if step.geometry != step.parent_geometry else "gate"
         sizes = " → ".join("×".join(map(str, size)) for size in (step.input, step.output))
         words = step.name or "(the model)", convolution, str(step.heads), sizes, f"{step.queries} × {step.keys}"

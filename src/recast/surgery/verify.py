@@ -22,6 +22,7 @@ from recast.names import modules_by_name
 from recast.surgery.compare import equal_predictions, paired_tensors, relative_error, worst_channel
 from recast.surgery.controls import changed_layer, shifted_queries
 from recast.surgery.exactness import Exactness
+from recast.surgery.places import places, planned_places
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.records import Step
 from recast.surgery.rules import convert, is_convolution, planned_geometry
@@ -87,15 +88,16 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
         ranges.setdefault(name, []).append(sizes)
         signal[name] = max(signal.get(name, 0.0), share if shows else 0.0)
 
-    layers = _layers_of(model, plan)
-    done = [name for name, layer in layers.items() if isinstance(layer, RecastLayer)]
-    done += attention_pools(model) if plan.pool is not None else []
-    if done and len(done) == len(layers) + (plan.pool is not None):  # else only layers or pool are new
-        raise RecastError(
-            f"the parent is already recast ({done[0] or 'the model'} is attention): pass the network before recast_"
-        )
-    with _LOCK, hooked(layers.items(), after=measure):
-        return Trace(*_run(model, layers, batch), ranges, signal)
+    with places(model, planned_places(plan.steps)):
+        layers = _layers_of(model, plan)
+        done = [name for name, layer in layers.items() if isinstance(layer, RecastLayer)]
+        done += attention_pools(model) if plan.pool is not None else []
+        if done and len(done) == len(layers) + (plan.pool is not None):  # else only layers or pool are new
+            raise RecastError(
+                f"the parent is already recast ({done[0] or 'the model'} is attention): pass the network before recast_"
+            )
+        with _LOCK, hooked(layers.items(), after=measure):
+            return Trace(*_run(model, layers, batch), ranges, signal)
 
 
 @typed("parent", "child", "backend")

@@ -7,6 +7,9 @@ map that depends on the image.
     W_qry^h = W_key^h = c · R_h U        U (K, C): leading principal components of the layer's input, in the complement
                                          of its mean; R_h (D, K): a different rotation for every head
 
+Beside a convolution queries and keys have a rotation each (unless query_key="similar"): pixels that begin by looking
+for pixels unlike them learn to compare them faster (studies/beside.py).
+
 The mean is projected out because queries and keys have no bias: the constant W μ would draw every query to the same
 keys. c sets the standard deviation of a query's logits over its keys to `logit_std`, averaged over queries and images.
 (W_qry W_keyᵀ is then close to a multiple of the identity on the features' subspace, the mimetic start of Trockman &
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 
 from recast.config import Positive, Seed, typed
 from recast.errors import RecastError, listed, suggest
+from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional.maps import query_tokens
@@ -108,6 +112,7 @@ def wake_(
 
         W_qry^h = W_key^h = c · R_h U      U: principal components of the layer's input, R_h: a random rotation per head
 
+    Beside a convolution W_qry and W_key have a rotation each, unless query_key="similar".
     A GPSA layer whose gates are 0 stays exactly its convolution. C-MHSA does not: content shares the softmax with
     position, and the weight on pixels other than the head's grows at least a hundredfold. The same images and seed give
     the same result. Do not wake one network from several threads.
@@ -199,11 +204,15 @@ def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:
 def _set_queries_and_keys(
     layer: RecastLayer, components: Tensor, inputs: Sequence[Tensor], logit_std: float, generator: torch.Generator
 ) -> None:
-    """Set W_qry = W_key = c · R_h U for every head that has a content map."""
+    """Set W_qry = W_key = c · R_h U for every head that has a content map; beside a convolution, a rotation each."""
     depth, heads = layer.head_dim, len(layer.query) // layer.head_dim
-    rows = torch.cat([rotation(len(components), depth, generator) @ components for _ in range(heads)]).to(layer.query)
-    for weight in (layer.query, layer.key):
-        weight.copy_(rows)
+
+    def drawn() -> Tensor:
+        return torch.cat([rotation(len(components), depth, generator) @ components for _ in range(heads)])
+
+    layer.query.copy_(drawn())
+    differ = isinstance(layer, AttentionBeside) and layer.config.query_key != "similar"
+    layer.key.copy_(drawn() if differ else layer.query)
     if _is_linear(layer):  # softmax over a head's width for queries, over the tokens for keys
         projections = [_projections(layer, x) for x in inputs]
         for at, (weight, axis) in enumerate(((layer.query, -1), (layer.key, -2))):

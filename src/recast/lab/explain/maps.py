@@ -24,6 +24,7 @@ from recast.layers.functional.beside import attention_map, query_pixels
 from recast.layers.functional.maps import content_rows
 from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
+from recast.surgery.places import PassThrough
 
 MAX_QUERIES, MAX_KEYS = 400, 1024  # stored queries and blocks of keys of a layer; early layers have thousands of each
 MAX_NUMBERS = 2**18  # of one piece of the maps: what a CPU's cache holds, 1 MB in single precision
@@ -128,7 +129,9 @@ def _beside(name: str, layer: AttentionBeside, x: Tensor, size: tuple[int, int])
         step = most // count
         first = (most - 1 - (count - 1) * step) // 2
         at.append(range(first, first + count * step, step))
-    text, grid = f"content attention beside {_kernel_of(layer.conv)}", (range(keys[0]), range(keys[1]))
+    is_after = isinstance(layer.conv, PassThrough)
+    text = f"content attention {'after the blocks' if is_after else f'beside {_kernel_of(layer.conv)}'}"
+    grid = range(keys[0]), range(keys[1])
     if not gamma.any():
         text += "; closed: γ is 0, the map does not reach the output"
     described = Layer(name, "maps", text, (1, 1), (), keys, grid, (at[0], at[1]), ("content",), (("γ", gamma),))

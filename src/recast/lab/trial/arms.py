@@ -24,6 +24,7 @@ from recast.models.adapt import classifiers
 from recast.modes import in_eval
 from recast.surgery.apply import recast_
 from recast.surgery.parameters import param_groups
+from recast.surgery.places import places, planned_places
 from recast.surgery.plan import Plan
 from recast.surgery.records import Step
 from recast.surgery.stride import replace_module_
@@ -89,9 +90,10 @@ def make(arm: Arm, tail: Tail, plan: Plan, train: Bank, seed: int, device: torch
                 features, _ = next(train.spread(WAKING).plain(WAKING, device))
                 wake_(tail, features, plan.config.logit_std, seed=seed)
         elif arm == "added":
-            for step in plan.steps:
-                old = tail.network.get_submodule(step.name)
-                replace_module_(tail.network, old, Beside(old, step))
+            with places(tail.network, planned_places(plan.steps)):
+                for step in plan.steps:
+                    old = tail.network.get_submodule(step.name)
+                    replace_module_(tail.network, old, Beside(old, step))
     return tail.to(device)
 
 

@@ -42,6 +42,7 @@ from recast.lab.trial.pace import BLOCKS, FEWEST, RATE_PART, RATE_SHARE, Pace, m
 from recast.lab.trial.runs import FILE, Runs
 from recast.lab.trial.split import Tail, split_network
 from recast.surgery.apply import recast_
+from recast.surgery.places import last_layers
 from recast.surgery.plan import Plan
 from recast.tracing.cost import count_parameters
 from recast.tracing.examples import run_example
@@ -153,7 +154,7 @@ class _Trial:
         settings |= {"minutes": minutes, "seeds": seeds, "augment": str(data.train.augment)}
         self.settings = json.loads(json.dumps(settings))
         self.before = self._read_before()
-        self.parts = split_network(self.network, [step.name for step in plan.steps], images)
+        self.parts = split_network(self.network, last_layers(self.network, plan.steps), images)
 
     def _read_before(self) -> dict[str, Any] | None:
         """Return the content of trial.json and set `pace`; None in a new folder.

@@ -1,0 +1,116 @@
+"""Attention after a block: beside a module that changes nothing, at the end of an `nn.Sequential`.
+
+    y = Z + γ · C Z W_con        Z: the output of the sequence, which queries, keys and values are read from
+
+It is a non-local block (Wang et al. 2018, arXiv:1711.07971) that starts closed: the same layer as beside a convolution,
+which has a `PassThrough` in the convolution's place. Names and weights of the parent stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError, listed
+from recast.names import modules_by_name
+from recast.surgery.records import Step
+from recast.tracing.examples import Example
+from recast.tracing.observe import Observation, observe
+
+NAME = "attention"
+"""Name of the new layer in its sequence."""
+
+
+class PassThrough(nn.Module):
+    """y = x, as a 1×1 convolution would state it: what attention after a block is beside.
+
+    Args:
+        channels: C of x (B, C, H, W).
+        like: a tensor of the block, for the dtype and device of attention.
+    """
+
+    kernel_size, stride, dilation = (1, 1), (1, 1), (1, 1)
+    weight = None
+
+    def __init__(self, channels: int, like: Tensor | None = None) -> None:
+        super().__init__()
+        self.in_channels = self.out_channels = channels
+        self.register_buffer("like", torch.empty(0) if like is None else like.new_empty(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}"
+
+
+def sequences_after(model: nn.Module, example: Example, observed: Observation, names: Iterable[str]) -> dict[str, int]:
+    """Return the sequences whose ends follow the convolutions `names`, and the channels there.
+
+    Of the `nn.Sequential`s around a convolution, the outermost one that gives a map of as many rows and columns. Raises
+    `RecastError` if no convolution has one.
+    """
+    modules = modules_by_name(model)
+    sequences = {name for name, module in modules.items() if isinstance(module, nn.Sequential) and name}
+    calls = observe(model, example, sequences).calls
+    found: dict[str, int] = {}
+    for name in names:
+        parts, size = name.split("."), observed.calls[name][0].output[2:]
+        for around in (".".join(parts[:depth]) for depth in range(1, len(parts))):
+            outputs = {call.output for call in calls.get(around, ())}
+            if outputs and all(len(shape) == 4 and shape[2:] == size for shape in outputs):
+                found[around] = next(iter(outputs))[1]
+                break
+    if not found:
+        raise RecastError(
+            f"no nn.Sequential around {listed([*names], 3)} gives a map of the same size: attention cannot follow the "
+            "block there; use beside='convolution'"
+        )
+    return found
+
+
+def planned_places(steps: Iterable[Step]) -> dict[str, int]:
+    """Return the new layers of a plan that follow a block, and the channels of their inputs."""
+    return {step.name: step.input[0] for step in steps if step.is_after_block}
+
+
+def last_layers(model: nn.Module, steps: Iterable[Step]) -> list[str]:
+    """Return the layers of the parent that a plan's steps change, or that a new layer follows at once."""
+    ends = {step.name: step.name.rpartition(".")[0] for step in steps if step.is_after_block}
+    last = {name: f"{end}.{[*model.get_submodule(end)._modules][-1]}" for name, end in ends.items()}
+    return [last.get(step.name, step.name) for step in steps]
+
+
+@contextmanager
+def places(model: nn.Module, channels: dict[str, int], kept: Sequence[str] = ()) -> Iterator[None]:
+    """Put a `PassThrough` at the end of each sequence that has none; take out those still there at the end.
+
+    Args:
+        channels: name of the new layer → channels of its input.
+        kept: names that stay, which the caller may add to inside.
+
+    Raises `RecastError` for a sequence that the model, or a module in it that wraps nothing else, does not have.
+    """
+    modules, added = modules_by_name(model), []
+    try:
+        for name, count in channels.items():
+            around = name.rpartition(".")[0]
+            inside = [around] if around in modules else [n for n in modules if n.endswith(f".{around}")]
+            if not inside or not all(isinstance(modules[n], nn.Sequential) for n in inside):
+                raise RecastError(
+                    f"the plan is for another model: {type(model).__name__} has no nn.Sequential {around!r}, which "
+                    "attention was planned after"
+                )
+            for sequence in (modules[n] for n in inside):
+                if NAME not in sequence._modules:
+                    like = next((p for p in sequence.parameters() if p.is_floating_point()), None)
+                    sequence.add_module(NAME, PassThrough(count, like).train(sequence.training))
+                    added.append((name, sequence))
+        yield
+    finally:
+        for name, sequence in added:
+            if name not in kept and isinstance(sequence._modules.get(NAME), PassThrough):
+                del sequence._modules[NAME]

@@ -1,0 +1,153 @@
+"""Attention after a block: planned, exact, awake, folded, saved, and taken out again where a call is refused."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import recast
+from recast.layers.beside import AttentionBeside
+from recast.surgery.places import NAME, PassThrough
+
+BLOCK = recast.RecastConfig(beside="block")
+CONSTRUCTOR = {"name": "resnet18", "kwargs": {"num_classes": 5}}
+IMAGES = torch.randn(4, 3, 48, 64, generator=torch.Generator().manual_seed(0))
+
+
+def resnet() -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("resnet18", num_classes=5).eval()
+
+
+@pytest.fixture(scope="module")
+def parent() -> nn.Module:
+    return resnet()
+
+
+def recast_open(parent: nn.Module) -> nn.Module:
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, IMAGES, BLOCK))
+    with torch.no_grad():
+        child.get_submodule("layer4.attention").gamma.fill_(0.5)  # type: ignore[operator, union-attr]
+    return child
+
+
+def names(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_modules()]
+
+
+def test_a_plan_names_new_layers_and_changes_nothing(parent: nn.Module) -> None:
+    before = names(parent)
+    plan = recast.plan(parent, IMAGES, BLOCK)
+    assert names(parent) == before
+    assert [(step.name, step.is_after_block, step.exact) for step in plan.steps] == [("layer4.attention", True, True)]
+    assert "0 of 20 convolutions recast, new layers after blocks: layer4.attention" in str(plan)
+    assert dict((left.name, left.reason) for left in plan.left)["layer4.1.conv2"] == (
+        "attention follows its blocks (layer4.attention)"
+    )
+    assert recast.Plan.from_json(plan.to_json()) == plan
+    wanted = {"all": ["layer1", "layer2", "layer3", "layer4"], "stage:2": ["layer2"], "last": ["layer4"]}
+    for where, stages in wanted.items():
+        steps = recast.plan(parent, IMAGES, BLOCK, where=where).steps
+        assert [step.name for step in steps] == [f"{stage}.{NAME}" for stage in stages]
+
+
+def test_it_starts_exact_and_computes_the_formula(parent: nn.Module) -> None:
+    child = recast_open(parent)
+    layer: Any = child.get_submodule("layer4.attention")
+    z = parent.get_submodule("layer4")(torch.randn(2, 256, 9, 13))
+    with torch.no_grad():
+        tokens = z.flatten(2).transpose(1, 2)
+        q, k = tokens @ layer.query.T, tokens @ layer.key.T
+        content = (q @ k.mT / layer.head_dim**0.5).softmax(-1) @ tokens @ layer.content.T
+        expected = z + 0.5 * content.transpose(1, 2).unflatten(2, (5, 7))
+    torch.testing.assert_close(layer(z), expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        layer.gamma.zero_()
+    result = recast.verify(parent, child, IMAGES, control=True)
+    assert result.bitwise
+    assert result.ok()
+    assert result.telling == "outputs"
+    assert NAME not in parent.get_submodule("layer4")._modules
+
+
+def test_state_of_the_parent_fits_and_files_load(parent: nn.Module, tmp_path: Path) -> None:
+    child = recast_open(parent)
+    missing = child.load_state_dict(parent.state_dict(), strict=False)
+    assert missing.unexpected_keys == []
+    assert {key.rpartition(".")[0] for key in missing.missing_keys} == {"layer4.attention"}
+    for gamma in (0.5, 0.0):
+        with torch.no_grad():
+            child.get_submodule("layer4.attention").gamma.fill_(gamma)  # type: ignore[operator, union-attr]
+        folded = recast.fold_(child)
+        assert folded[0].convolution == (gamma == 0)
+        path = tmp_path / "child.safetensors"
+        recast.save(child, path, CONSTRUCTOR)
+        loaded = recast.load(path)
+        with torch.no_grad():
+            assert torch.equal(loaded(IMAGES), child(IMAGES))
+        recast.save(loaded, path, CONSTRUCTOR)
+    assert isinstance(loaded.get_submodule("layer4.attention"), PassThrough)
+    with torch.no_grad():
+        assert torch.equal(loaded(IMAGES), parent(IMAGES))
+
+
+def test_it_wakes_and_is_recorded(parent: nn.Module) -> None:
+    child = recast_open(parent)
+    woken = recast.wake_(child, IMAGES)
+    assert [layer.layer for layer in woken] == ["layer4.attention"]
+    assert woken[0].entropy_after < 0.95
+    with recast.record(child) as maps, torch.no_grad():
+        child(IMAGES)
+    assert maps["layer4.attention"].grid == (2, 2)
+    assert maps.shares["layer4.attention"][0] > 0
+
+
+def test_during_training_and_in_an_average(parent: nn.Module) -> None:
+    model, average = copy.deepcopy(parent), copy.deepcopy(parent)
+    optimizer = torch.optim.AdamW(recast.param_groups(model, lr=1e-3))
+    plan = recast.plan(model, IMAGES, BLOCK)
+    recast.recast_during_training_(model, optimizer, plan, averages=[average])
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert trained == {id(p) for p in model.parameters()}
+    for network in (model, average):
+        assert isinstance(network.get_submodule("layer4.attention"), AttentionBeside)
+    assert torch.equal(*(n.get_parameter("layer4.attention.query") for n in (model, average)))
+
+
+def test_it_has_the_dtype_of_its_blocks() -> None:
+    model = resnet().to(torch.float64)
+    child = recast.recast_(model, recast.plan(model, IMAGES.double(), BLOCK))
+    assert child.get_parameter("layer4.attention.query").dtype == torch.float64
+
+
+class Plain(nn.Module):
+    """Convolutions without a sequence around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x)).mean((2, 3))  # type: ignore[no-any-return]
+
+
+def test_refusals_change_nothing(parent: nn.Module) -> None:
+    with pytest.raises(recast.RecastError, match=r"no nn.Sequential around b gives a map .* beside='convolution'"):
+        recast.plan(Plain(), IMAGES, BLOCK)
+    plan = recast.plan(parent, IMAGES, BLOCK)
+    with pytest.raises(recast.RecastError, match=r"Plain has no nn\.Sequential 'layer4'"):
+        recast.recast_(Plain(), plan)
+    child = recast.recast_(copy.deepcopy(parent), plan)
+    with pytest.raises(recast.RecastError, match="already recast"):
+        recast.recast_(child, plan)
+    bad = copy.deepcopy(parent)
+    wide = timm.create_model("resnet50", num_classes=5).eval()
+    before = names(wide)
+    with pytest.raises(recast.RecastError, match="max_tokens"):
+        recast.plan(wide, IMAGES, BLOCK, max_tokens=2)
+    assert names(wide) == before
+    assert names(bad) == names(parent)
