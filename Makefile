@@ -4,6 +4,9 @@ BIN := .venv/bin
 # PyTorch's build: auto (for CPUs where there is no GPU), cpu, cu130, …; pypi: the one of PyPI, on Linux with CUDA, 4.5 GB.
 TORCH_BACKEND ?= auto
 
+# Else every process of the tests compiles torch anew where PYTHONDONTWRITEBYTECODE is set.
+export UV_COMPILE_BYTECODE = 1
+
 .PHONY: install test sweeps quickstart gpu docs matrix lint check format clean
 
 install: .venv/.dev

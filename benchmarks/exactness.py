@@ -76,13 +76,11 @@ def rows_of(
     height, width = batches[0].shape[-2:]
     selection = {"last_stage": "last stage", "all": "all stages", "last_of_blocks": "last of blocks"}[where]
     for layers, form, exactness, control in compare(parent, batches, where, *args, **options):
-        row = {
-            "network": name, "weights": weights, "size": f"{height}x{width}", "selection": selection,
-            "layers": layers, "form": form, "images": exactness.images,
-            "same": exactness.predictions - exactness.differing,
-            "relative_error": f"{exactness.max_relative_error:.3g}", "bitwise": exactness.bitwise,
-            "control": f"{control:.3g}",
-        }  # fmt: skip
+        row = {"network": name, "weights": weights, "size": f"{height}x{width}", "selection": selection}
+        row |= {"layers": layers, "form": form, "images": exactness.images}
+        row |= {"same": exactness.predictions - exactness.differing}
+        row |= {"relative_error": f"{exactness.max_relative_error:.3g}", "bitwise": exactness.bitwise}
+        row |= {"control": f"{control:.3g}"}
         print(*row.values(), flush=True)
         yield row
 

@@ -91,14 +91,12 @@ def measure(name: str, to: Any, folder: str) -> dict[str, Any]:
     parent_error = ""
     if to == "onnx":
         parent_error = error(recast.export(parent, images, Path(folder) / "parent.onnx", tol=float("inf")))
-    return {
-        "network": name, "to": to, "size": SIZE, "any_size": export.any_size, "error": error(export),
-        "parent_error": parent_error,
-        "over_module": round(ratio(times["file"], times["module"]), 2),
-        "over_parent": round(ratio(times["file"], times["parent"]), 2),
-        "module_over_parent": round(ratio(times["module"], times["parent"]), 2),
-        "seconds": round(seconds, 1), "machine": machine(),
-    }  # fmt: skip
+    row: dict[str, Any] = {"network": name, "to": to, "size": SIZE, "any_size": export.any_size, "error": error(export)}
+    row |= {"parent_error": parent_error, "over_module": round(ratio(times["file"], times["module"]), 2)}
+    row |= {"over_parent": round(ratio(times["file"], times["parent"]), 2)}
+    row |= {"module_over_parent": round(ratio(times["module"], times["parent"]), 2), "seconds": round(seconds, 1)}
+    row |= {"machine": machine()}
+    return row
 
 
 def main() -> None:

@@ -155,22 +155,18 @@ def measure(
         for name, layer in arms.items():
             over, bound = ratio(seconds[name], seconds["conv"]), counts[name] / counts["conv"]
             over_naive = {form: round(ratio(times, seconds[name]), 2) for form, times in naive.items()}
-            rows.append(
-                {
-                    "side": side, "channels": channels, "batch": batch,
-                    "format": str(memory_format).removeprefix("torch.").removesuffix("_format"),
-                    "pass": "forward+backward" if training else "forward", "arm": name,
-                    "form": layer.chosen_backend() if isinstance(layer, GPSA) else "",
-                    "median_ms": round(1e3 * statistics.median(seconds[name]), 2),
-                    "spread": round(spread(seconds[name]), 3),
-                    "over_conv": round(over, 3), "macs_over_conv": round(bound, 3),
-                    "share_of_bound": round(bound / over, 3),
-                    "naive_over": over_naive.get("naive", ""),
-                    "naive_interior_over": over_naive.get("naive interior", ""),
-                    "saved_mib": round(saved_mib(layer, x), 2) if training else "",
-                    "naive_maps_mib": round(map_bytes(batch, side) / 2**20, 1), "machine": machine(),
-                }
-            )  # fmt: skip
+            row: dict[str, Any] = {"side": side, "channels": channels, "batch": batch}
+            row |= {"format": str(memory_format).removeprefix("torch.").removesuffix("_format")}
+            row |= {"pass": "forward+backward" if training else "forward", "arm": name}
+            row |= {"form": layer.chosen_backend() if isinstance(layer, GPSA) else ""}
+            row |= {"median_ms": round(1e3 * statistics.median(seconds[name]), 2)}
+            row |= {"spread": round(spread(seconds[name]), 3), "over_conv": round(over, 3)}
+            row |= {"macs_over_conv": round(bound, 3), "share_of_bound": round(bound / over, 3)}
+            row |= {"naive_over": over_naive.get("naive", "")}
+            row |= {"naive_interior_over": over_naive.get("naive interior", "")}
+            row |= {"saved_mib": round(saved_mib(layer, x), 2) if training else ""}
+            row |= {"naive_maps_mib": round(map_bytes(batch, side) / 2**20, 1), "machine": machine()}
+            rows.append(row)
     return rows
 
 
@@ -196,11 +192,11 @@ def slopes(rounds: int) -> list[dict[str, Any]]:
         for name in layers:
             times = {side: statistics.median(seconds[f"{name}/{side}"]) for side in SLOPE_SIDES}
             points = [math.log(side**2) for side in times], [math.log(time) for time in times.values()]
-            rows.append(
-                {"arm": name, "pass": "forward+backward" if training else "forward", "channels": SLOPE_CHANNELS,
-                 "batch": SLOPE_BATCH, **{f"ms_{side}": round(1e3 * time, 3) for side, time in times.items()},
-                 "exponent": round(statistics.linear_regression(*points).slope, 3), "machine": machine()}
-            )  # fmt: skip
+            row: dict[str, Any] = {"arm": name, "pass": "forward+backward" if training else "forward"}
+            row |= {"channels": SLOPE_CHANNELS, "batch": SLOPE_BATCH}
+            row |= {f"ms_{side}": round(1e3 * time, 3) for side, time in times.items()}
+            row |= {"exponent": round(statistics.linear_regression(*points).slope, 3), "machine": machine()}
+            rows.append(row)
     return rows
 
 

@@ -28,10 +28,9 @@ from recast.models.names import split_name
 from recast.tracing.cost import count_parameters, saved_sizes
 
 NAMES = (
-    "deit_base", "deit_base_384", "deit3_large", "deit3_huge", "deit3_huge_224", "cait_m36", "cait_m48_distilled_448",
-    "resmlp_big_24", "patchconvnet_s60", "patchconvnet_b120", "patchconvnet_b120_384", "tcnn", "tcnn_resnetrs350",
-    "rsb_a2", "prs_cmhsa3", "grafit",
-)  # fmt: skip
+    "deit_base deit_base_384 deit3_large deit3_huge deit3_huge_224 cait_m36 cait_m48_distilled_448 resmlp_big_24 "
+    "patchconvnet_s60 patchconvnet_b120 patchconvnet_b120_384 tcnn tcnn_resnetrs350 rsb_a2 prs_cmhsa3 grafit"
+).split()
 MOMENTS = {"adamw": 2, "lamb": 2, "sgd": 1}
 
 

@@ -33,9 +33,11 @@ from recast.layers.config import PAPERS_LAYER
 
 LABELS = ("family", "arm", "batch", "pass")
 FAMILIES = {
-    "resnetrs50": (224, (8,), (4,)), "resnetrs152": (320, (2,), (2,)),
-    "cifar_resnet20": (32, (1, 32, 256), (32, 256)), "digits_resnet": (32, (1, 32, 256), (32, 256)),
-}  # fmt: skip
+    "resnetrs50": (224, (8,), (4,)),
+    "resnetrs152": (320, (2,), (2,)),
+    "cifar_resnet20": (32, (1, 32, 256), (32, 256)),
+    "digits_resnet": (32, (1, 32, 256), (32, 256)),
+}
 """Parent → image size, images of inference passes, images of training steps."""
 SMALL = ("cifar_resnet20", "digits_resnet")
 
@@ -113,17 +115,13 @@ def measure(
     for arm, model in plain.items():
         median = statistics.median(seconds[arm])
         speed, bound = ratio(seconds[first], seconds[arm]), counts[first] / counts[arm]
-        rows.append(
-            {
-                "family": name, "arm": arm, "img_size": size, "batch": batch,
-                "pass": "training step" if training else "inference",
-                "median_ms": round(1e3 * median, 1), "spread": round(spread(seconds[arm]), 3),
-                "images_per_s": round(batch / median, 2),
-                "relative_speed": round(speed, 3), "mac_bound": round(bound, 3),
-                "share_of_bound": round(speed / bound, 3),
-                "saved_mib": round(saved_mib(model, images), 1) if training else "", "machine": machine(),
-            }
-        )  # fmt: skip
+        row: dict[str, Any] = {"family": name, "arm": arm, "img_size": size, "batch": batch}
+        row |= {"pass": "training step" if training else "inference", "median_ms": round(1e3 * median, 1)}
+        row |= {"spread": round(spread(seconds[arm]), 3), "images_per_s": round(batch / median, 2)}
+        row |= {"relative_speed": round(speed, 3), "mac_bound": round(bound, 3)}
+        row |= {"share_of_bound": round(speed / bound, 3)}
+        row |= {"saved_mib": round(saved_mib(model, images), 1) if training else "", "machine": machine()}
+        rows.append(row)
     return rows
 
 

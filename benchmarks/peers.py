@@ -43,10 +43,11 @@ SIZE = 256  # HaloNet takes multiples of it
 FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], list[str]]] = {
     "resnet26t": ({}, ("botnet26t_256", "halonet26t", "lambda_resnet26t"), ["layer3.1.conv2", "layer4.[01].conv2"]),
     "resnet50t": (
-        {"act_layer": nn.SiLU}, ("botnet50ts_256", "halonet50ts", "lambda_resnet50ts"),
+        {"act_layer": nn.SiLU},
+        ("botnet50ts_256", "halonet50ts", "lambda_resnet50ts"),
         ["layer2.3.conv2", "layer3.[135].conv2", "layer4.1.conv2"],
     ),
-}  # fmt: skip
+}
 """Parent → its options (timm's 50ts networks have SiLU), the networks of its family, their layers with attention."""
 
 
@@ -114,13 +115,12 @@ def measure(models: dict[str, nn.Module], images: Tensor, training: bool, rounds
         ratios = [parent_time / time for parent_time, time in zip(seconds[parent], seconds[arm], strict=True)]
         low, middle, high = (round(value, 3) for value in statistics.quantiles(ratios, n=4, method="inclusive"))
         median, parameters = statistics.median(seconds[arm]), sum(p.numel() for p in model.parameters())
-        rows.append({
-            "family": parent, "arm": arm, "img_size": images.shape[-1], "batch": len(images),
-            "pass": "training step" if training else "inference", "median_ms": round(1e3 * median, 1),
-            "images_per_s": round(len(images) / median, 2), "relative_speed": middle, "low": low, "high": high,
-            "gmacs": round(counts[arm] / len(images) / 1e9, 3), "mac_bound": round(counts[parent] / counts[arm], 3),
-            "peak_mib": round(peaks[arm], 1), "params_m": round(parameters / 1e6, 2), "machine": machine(),
-        })  # fmt: skip
+        row: dict[str, Any] = {"family": parent, "arm": arm, "img_size": images.shape[-1], "batch": len(images)}
+        row |= {"pass": "training step" if training else "inference", "median_ms": round(1e3 * median, 1)}
+        row |= {"images_per_s": round(len(images) / median, 2), "relative_speed": middle, "low": low, "high": high}
+        row |= {"gmacs": round(counts[arm] / len(images) / 1e9, 3), "mac_bound": round(counts[parent] / counts[arm], 3)}
+        row |= {"peak_mib": round(peaks[arm], 1), "params_m": round(parameters / 1e6, 2), "machine": machine()}
+        rows.append(row)
     return rows
 
 

@@ -36,7 +36,7 @@ from recast import files
 from recast.lab.config import AugmentConfig, ClassifyConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.data import load_data
 from recast.lab.folder.records import Epoch
-from recast.lab.training.checkpoint import states
+from recast.lab.folder.run import RunFolder
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import Journal
 from recast.models.build import build
@@ -62,7 +62,11 @@ def recipe(task: str, workers: int) -> Recipe:
     return Recipe(
         model=ModelConfig(model),
         data=DataConfig(
-            name, img_size=size, batch_size=batch, num_train=batches * batch, num_val=8 if is_dense else 100,
+            name,
+            img_size=size,
+            batch_size=batch,
+            num_train=batches * batch,
+            num_val=8 if is_dense else 100,
             workers=workers,
         ),
         augment=augment if is_dense else AugmentConfig(),
@@ -73,7 +77,7 @@ def recipe(task: str, workers: int) -> Recipe:
         accumulate=2,
         save_steps=5,
         device="cpu",
-    )  # fmt: skip
+    )
 
 
 def train(task: str, folder: Path, workers: int, on_step: Callable[[int, int, float], object]) -> None:
@@ -163,15 +167,15 @@ def main() -> None:
         states_left: list[str] = []
         for _ in range(chance.randrange(1, 4)):
             if launch(options.task, folder, workers, way, chance, chance.uniform(0.2, 0.9) * seconds[workers]):
-                states_left.append(states(folder)[-1].stem.removeprefix("state-") if states(folder) else "none")
+                states = RunFolder(folder).saved_states()
+                states_left.append(states[-1].stem.removeprefix("state-") if states else "none")
         launch(options.task, folder, workers, None, chance, 0.0)
         weights = load_file(folder / "weights.safetensors")
-        rows.append({
-            "task": options.task, "run": number, "killed": way, "workers": workers, "kills": len(states_left),
-            "states_left": " ".join(states_left),
-            "bitwise_equal": all(torch.equal(weights[name], value) for name, value in expected[workers].items()),
-            "left_over": sum(path.name.startswith(".") for path in folder.rglob("*")),
-        })  # fmt: skip
+        row: dict[str, Any] = {"task": options.task, "run": number, "killed": way, "workers": workers}
+        row |= {"kills": len(states_left), "states_left": " ".join(states_left)}
+        row |= {"bitwise_equal": all(torch.equal(weights[name], value) for name, value in expected[workers].items())}
+        row |= {"left_over": sum(path.name.startswith(".") for path in folder.rglob("*"))}
+        rows.append(row)
         print(*rows[-1].values(), sep="  ", flush=True)
         shutil.rmtree(folder)
     shutil.rmtree(scratch)

@@ -24,13 +24,17 @@ import recast.papers.networks
 from recast.layers.config import PAPERS_LAYER
 
 NETWORKS: dict[str, tuple[int, int, Any]] = {
-    "cifar_resnet20": (32, 32, None), "resnet18": (128, 8, None), "resnet26t": (256, 4, None),
+    "cifar_resnet20": (32, 32, None),
+    "resnet18": (128, 8, None),
+    "resnet26t": (256, 4, None),
     "resnet50": (224, 2, ["layer[34].*.conv2"]),
-}  # fmt: skip
+}
 """Network → side of an image, images, layers (None: the config's own)."""
 HEADS: dict[str, dict[str, Any]] = {
-    "beside": {}, "one": {"gate": "linear", "content_heads": 1}, "all": {"gate": "linear", **PAPERS_LAYER}
-}  # fmt: skip
+    "beside": {},
+    "one": {"gate": "linear", "content_heads": 1},
+    "all": {"gate": "linear", **PAPERS_LAYER},
+}
 
 
 def measure(

@@ -39,12 +39,11 @@ def measure(arms: dict[str, nn.Module], x: Tensor, kind: str, call: Callable[...
     rounds = 25 if len(x) * x.shape[-1] ** 2 < 10_000 else 5
     seconds = by_turns({arm: call(model, x, training) for arm, model in arms.items()}, rounds)
     over, bound = ratio(seconds["ours"], seconds["parent"]), counts["ours"] / counts["parent"]
-    return {
-        "side": x.shape[-1], "channels": getattr(arms["parent"], "num_features", x.shape[1]), "batch": len(x),
-        "threads": torch.get_num_threads(), "pass": kind,
-        "median_ms": round(1e3 * statistics.median(seconds["ours"]), 3), "over_parent": round(over, 3),
-        "macs_over_parent": round(bound, 3), "share_of_bound": round(bound / over, 3), "machine": machine(),
-    }  # fmt: skip
+    row: dict[str, Any] = {"side": x.shape[-1], "channels": getattr(arms["parent"], "num_features", x.shape[1])}
+    row |= {"batch": len(x), "threads": torch.get_num_threads(), "pass": kind}
+    row |= {"median_ms": round(1e3 * statistics.median(seconds["ours"]), 3), "over_parent": round(over, 3)}
+    row |= {"macs_over_parent": round(bound, 3), "share_of_bound": round(bound / over, 3), "machine": machine()}
+    return row
 
 
 def rows() -> Iterator[dict[str, Any]]:

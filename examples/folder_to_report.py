@@ -37,13 +37,14 @@ def main() -> None:
         make_recipe("folder"),
         {
             "model": {
-                "name": options.model, "checkpoint": options.checkpoint,
+                "name": options.model,
+                "checkpoint": options.checkpoint,
                 "pretrained": options.pretrained and not options.checkpoint,
             },
             "data": {"data_dir": options.data, "img_size": options.img_size, "batch_size": options.batch},
             "epochs": options.epochs,
         },
-    )  # fmt: skip
+    )
     has_begun = (options.out / "recipe.yaml").is_file()
     train(recipe, options.out, resume=has_begun, say=print)  # recast, verified, fine-tuned; and the control arm
 

@@ -32,12 +32,15 @@ def examples(folder: Path, annotations: Path) -> tuple[list[tuple[Path, dict[str
         if width > 0 and height > 0:
             boxes_of[each["image_id"]].append(([x, y, x + width, y + height], labels[each["category_id"]]))
     targets = [
-        (folder / image["file_name"], {
-            "boxes": torch.tensor([box for box, _ in boxes_of[image["id"]]], dtype=torch.float32).reshape(-1, 4),
-            "labels": torch.tensor([label for _, label in boxes_of[image["id"]]], dtype=torch.int64),
-        })
+        (
+            folder / image["file_name"],
+            {
+                "boxes": torch.tensor([box for box, _ in boxes_of[image["id"]]], dtype=torch.float32).reshape(-1, 4),
+                "labels": torch.tensor([label for _, label in boxes_of[image["id"]]], dtype=torch.int64),
+            },
+        )
         for image in content["images"]
-    ]  # fmt: skip
+    ]
     return targets, [each["name"] for each in content["categories"]]
 
 

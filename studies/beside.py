@@ -302,14 +302,15 @@ def arms(task: str) -> dict[str, Setting]:
     long = {"as_long_as": "beside" if task == "cifar" else "non-local"}
     today = price.ONE | {"project_values": False, "query_key": "zero"}
     nine = {"content_heads": "all", "gaussian_heads": "none", "project_values": False, "query_key": "zero"}
-    all_arms = {
-        "parent": {"epochs": 0}, "beside": NEW, "non-local": {"block": "non-local", "gate_ratio": 50},
-        "fine-tuned, equal seconds": long, "the former default, equal seconds": today | long,
-        "fine-tuned, equal updates": {}, "beside, equal seconds": NEW | long,
-        "the last convolution alone, equal seconds": BASE | long, "after the stage, equal seconds": AFTER | long,
-        "nine heads, equal seconds": nine | {"gate_ratio": 50} | long,
-        "global context": {"block": "context", "gate_ratio": 50},
-    }  # fmt: skip
+    all_arms = {"parent": {"epochs": 0}, "beside": NEW, "non-local": {"block": "non-local", "gate_ratio": 50}}
+    all_arms |= {"fine-tuned, equal seconds": long, "the former default, equal seconds": today | long}
+    all_arms |= {"fine-tuned, equal updates": {}, "beside, equal seconds": NEW | long}
+    all_arms |= {
+        "the last convolution alone, equal seconds": BASE | long,
+        "after the stage, equal seconds": AFTER | long,
+    }
+    all_arms |= {"nine heads, equal seconds": nine | {"gate_ratio": 50} | long}
+    all_arms |= {"global context": {"block": "context", "gate_ratio": 50}}
     if task != "converged":
         del all_arms["parent"]  # its classifier is new
     return {arm: complete({"epochs": EPOCHS[task]} | setting) for arm, setting in all_arms.items()}

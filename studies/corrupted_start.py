@@ -102,10 +102,9 @@ def main() -> None:
                 started = time.process_time()
                 before, after, control = (outputs(model, normalize(pixels, *map(list, scale))) for model in models)
                 same, other = ((logits.argmax(1) == before.argmax(1)).sum().item() for logits in (after, control))
-                append(path, {"network": name, "layers": layers, **labels} | {
-                    "bitwise": (before == after).all(1).sum().item(), "same": same, "same_when_open": other,
-                    "top1_parent": top1(before.argmax(1) == classes), "seconds": f"{time.process_time() - started:.1f}",
-                })  # fmt: skip
+                row = {"network": name, "layers": layers, **labels, "bitwise": (before == after).all(1).sum().item()}
+                row |= {"same": same, "same_when_open": other, "top1_parent": top1(before.argmax(1) == classes)}
+                append(path, row | {"seconds": f"{time.process_time() - started:.1f}"})
     write(RESULTS / "corrupted_start.csv", read(path))
 
 

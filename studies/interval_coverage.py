@@ -126,20 +126,17 @@ Method = Callable[[np.ndarray, np.random.Generator], Ends]
 def methods(seeds: int) -> list[tuple[str, Method, str]]:
     """Return name, method and what its interval is to cover."""
     if seeds == 1:
-        return [
-            ("interval", present, OF_IMAGES), ("bootstrap", bootstrap, OF_IMAGES),
-            ("Satterthwaite", satterthwaite, BOTH),
-        ]  # fmt: skip
+        rows = [("interval", present, OF_IMAGES), ("bootstrap", bootstrap, OF_IMAGES)]
+        rows += [("Satterthwaite", satterthwaite, BOTH)]
+        return rows
     return [("interval", present, BOTH), ("over seeds", over_seeds, BOTH), ("Satterthwaite", satterthwaite, BOTH)]
 
 
 def summary(ends: np.ndarray, truth: np.ndarray) -> dict[str, str]:
     """Return the columns of a method from its intervals (draws, 2)."""
     low, high = ends.T
-    values = {
-        "coverage": ((low <= truth + 1e-9) & (truth - 1e-9 <= high)).mean(), "yes": (low > 1e-9).mean(),
-        "no_width": (high - low < 1e-9).mean(),
-    }  # fmt: skip
+    values = {"coverage": ((low <= truth + 1e-9) & (truth - 1e-9 <= high)).mean(), "yes": (low > 1e-9).mean()}
+    values |= {"no_width": (high - low < 1e-9).mean()}
     return {name: f"{value:.3f}" for name, value in values.items()} | {"width": f"{(high - low).mean():.2f}"}
 
 
@@ -157,11 +154,15 @@ def rows_of(setting: Setting, draws: int, only: str = "") -> list[dict[str, Any]
     of_networks = np.concatenate(truths)
     return [
         {
-            "metric": "top1", **vars(setting), "method": name, "truth": truth, "draws": draws,
+            "metric": "top1",
+            **vars(setting),
+            "method": name,
+            "truth": truth,
+            "draws": draws,
             **summary(np.array(intervals), of_networks if truth == OF_IMAGES else np.full(draws, setting.effect)),
         }
         for intervals, (name, _, truth) in zip(ends, chosen, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def settings() -> Iterator[Setting]:
@@ -236,11 +237,11 @@ def pooled_rows(images: int, start: float, effect: float, pixels: bool, draws: i
     rows = []
     for (metric, what), intervals in ends.items():
         difference, one = truth[0][metric] - truth[1][metric], truth[1][metric]
-        rows.append({
-            "metric": metric, "seeds": 1, "images": images, "top1": f"{one:.1f}", "effect": f"{difference:.1f}",
-            "spread": 0.0, "always": 0.0, "method": "interval", "truth": what, "draws": draws,
-            **summary(np.array(intervals), np.full(draws, difference if what == OF_IMAGES else one)),
-        })  # fmt: skip
+        row: dict[str, Any] = {"metric": metric, "seeds": 1, "images": images, "top1": f"{one:.1f}"}
+        row |= {"effect": f"{difference:.1f}", "spread": 0.0, "always": 0.0, "method": "interval", "truth": what}
+        row |= {"draws": draws}
+        row |= summary(np.array(intervals), np.full(draws, difference if what == OF_IMAGES else one))
+        rows.append(row)
     return rows
 
 
@@ -256,11 +257,17 @@ def normal_rows() -> Iterator[dict[str, Any]]:
             half = np.sqrt(np.maximum(1.96**2 * (lasting + 1), of_both))
             coverage.append((2 * ndtr(half / math.sqrt(lasting + 1 + moved)) - 1).mean())
         for truth, value in (("lowest", min(coverage)), ("highest", max(coverage))):
-            yield {
-                "metric": "normal", "seeds": seeds, "images": "", "top1": "", "effect": 0.0, "spread": "", "always": "",
-                "method": "interval", "truth": truth, "draws": "", "coverage": f"{value:.3f}", "yes": "",
-                "no_width": "", "width": "",
-            }  # fmt: skip
+            row = {
+                "metric": "normal",
+                "seeds": seeds,
+                "images": "",
+                "top1": "",
+                "effect": 0.0,
+                "spread": "",
+                "always": "",
+            }
+            row |= {"method": "interval", "truth": truth, "draws": "", "coverage": f"{value:.3f}"}
+            yield row | {"yes": "", "no_width": "", "width": ""}
 
 
 def trial_row(setting: Setting, draws: int) -> dict[str, Any]:

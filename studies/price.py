@@ -67,10 +67,7 @@ from recast.tracing.cost import count_parameters
 RESULTS = Path(__file__).parents[1] / "results"
 ONE = {"content_heads": 1, "gaussian_heads": "none", "head_dim": 32, "gate_ratio": 50}
 NARROW = {"content_heads": "all", "gaussian_heads": "all"}
-CHOICES = (
-    "block", "content_heads", "gaussian_heads", "head_dim", "project_values", "query_key", "gate_ratio", "qk_ratio",
-    "epochs",
-)  # fmt: skip
+CHOICES = "block content_heads gaussian_heads head_dim project_values query_key gate_ratio qk_ratio epochs".split()
 START = {"odd_digit": "zero", "cifar": "images", "converged": "images"}
 """Task → start of queries and keys, the former default of its recipe."""
 EPOCHS = {"odd_digit": 10, "cifar": 5, "converged": 6}
@@ -84,17 +81,14 @@ def settings(task: str) -> list[dict[str, Any]]:
     wide = ONE | {"epochs": EPOCHS[task], "query_key": "zero"}
     bare = wide | {"project_values": False}
     if task == "cifar":
-        grid = [
-            {}, bare, bare | {"query_key": "images"}, bare | {"gate_ratio": 10}, NARROW, wide,
-            {"block": "non-local", "gate_ratio": 50},
-        ]  # fmt: skip
+        grid = [{}, bare, bare | {"query_key": "images"}, bare | {"gate_ratio": 10}, NARROW, wide]
+        grid += [{"block": "non-local", "gate_ratio": 50}]
         return [{"epochs": EPOCHS[task]} | setting for setting in grid]
     short = wide | {"epochs": 5}
-    return [
-        {}, NARROW, NARROW | {"gate_ratio": 50}, short | {"gate_ratio": 10}, short | {"gate_ratio": 10, "head_dim": 64},
-        short, short | {"head_dim": 64}, wide, short | {"qk_ratio": 5}, short | {"project_values": False}, bare,
-        {"block": "non-local", "gate_ratio": 50, "epochs": 10},
-    ]  # fmt: skip
+    rows = [{}, NARROW, NARROW | {"gate_ratio": 50}, short | {"gate_ratio": 10}]
+    rows += [short | {"gate_ratio": 10, "head_dim": 64}, short, short | {"head_dim": 64}, wide, short | {"qk_ratio": 5}]
+    rows += [short | {"project_values": False}, bare, {"block": "non-local", "gate_ratio": 50, "epochs": 10}]
+    return rows
 
 
 def arms(task: str) -> dict[str, dict[str, Any]]:
@@ -310,12 +304,10 @@ def sweep(options: argparse.Namespace) -> None:
         train_on(task, model, data, setting, LR[task], setting["epochs"], 0)
         seconds = time.process_time() - started
         attention = Wakefulness.of(wakefulness(model, data[2][:64]))
-        append(path, labels | {
-            "top1": top1(correct(model, *data[2:])),
-            "awake": attention.awake if attention else 0, "content": attention.heads if attention else 0,
-            "macs": f"{macs_of(model, data[0]) / parent_macs:.3f}",
-            "parameters": f"{count_parameters(model) / parameters:.3f}", "cpu_seconds": f"{seconds:.0f}",
-        })  # fmt: skip
+        row = labels | {"top1": top1(correct(model, *data[2:])), "awake": attention.awake if attention else 0}
+        row |= {"content": attention.heads if attention else 0, "macs": f"{macs_of(model, data[0]) / parent_macs:.3f}"}
+        row |= {"parameters": f"{count_parameters(model) / parameters:.3f}", "cpu_seconds": f"{seconds:.0f}"}
+        append(path, row)
 
 
 def time_by_turns(
@@ -432,10 +424,8 @@ def compare(options: argparse.Namespace) -> None:
         train_on(task, model, data, setting, lr, epochs, seed)
         hits = correct(model, *data[2:])
         np.save(out / "right" / f"{task}_{arm}_{seed}.npy", np.packbits(hits.numpy()))
-        append(path, {
-            "task": task, "arm": arm, "seed": seed, "lr": lr, "epochs": f"{epochs:.2f}", "top1": top1(hits),
-            "awake": awake_heads(model, data[2][:64]),
-        })  # fmt: skip
+        row = {"task": task, "arm": arm, "seed": seed, "lr": lr, "epochs": f"{epochs:.2f}", "top1": top1(hits)}
+        append(path, row | {"awake": awake_heads(model, data[2][:64])})
 
 
 def columns(name: str, line: Interval) -> dict[str, str]:
@@ -465,13 +455,11 @@ def table(options: argparse.Namespace) -> None:
         shared = [seed for seed in ours if seed in theirs]
         difference = 100 * np.stack([(ours[seed] - theirs[seed])[:count] for seed in shared])
         seeds = len(shared)
-        row = {
-            "task": task, "arm": arm, "seeds": seeds, "lr": arm_runs[0]["lr"], "epochs": arm_runs[0]["epochs"],
-            "top1": f"{statistics.mean(float(run['top1']) for run in arm_runs):.2f}",
-            "top1_of_seeds": " ".join(run["top1"] for run in arm_runs),
-            "awake": " ".join(run["awake"] for run in arm_runs),
-            **dict.fromkeys(("one_wide_head_minus_arm", "low_95", "high_95", "smallest_visible"), ""),
-        }  # fmt: skip
+        row = {"task": task, "arm": arm, "seeds": seeds, "lr": arm_runs[0]["lr"], "epochs": arm_runs[0]["epochs"]}
+        row |= {"top1": f"{statistics.mean(float(run['top1']) for run in arm_runs):.2f}"}
+        row |= {"top1_of_seeds": " ".join(run["top1"] for run in arm_runs)}
+        row |= {"awake": " ".join(run["awake"] for run in arm_runs)}
+        row |= dict.fromkeys(("one_wide_head_minus_arm", "low_95", "high_95", "smallest_visible"), "")
         if seeds > 1 and arm != "one wide head":
             row |= columns("one_wide_head_minus_arm", interval(difference, POINTS))
         rows.append(row)

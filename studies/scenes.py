@@ -185,13 +185,11 @@ def table(options: argparse.Namespace) -> None:
         arm_runs = [run for run in runs if run["arm"] == arm]
         shared = [run["seed"] for run in arm_runs if ("beside", run["seed"]) in counts]
         for metric, members in GROUPS.items() if arm_runs else ():
-            row = {
-                "arm": arm, "seeds": len(arm_runs), "updates": arm_runs[0]["updates"], "metric": metric,
-                "value": f"{statistics.mean(float(run[metric]) for run in arm_runs):.2f}",
-                "of_seeds": " ".join(run[metric] for run in arm_runs),
-                "awake": " ".join(run["awake"] for run in arm_runs),
-                **dict.fromkeys(("beside_minus_arm", "low_95", "high_95", "smallest_visible"), ""),
-            }  # fmt: skip
+            row = {"arm": arm, "seeds": len(arm_runs), "updates": arm_runs[0]["updates"], "metric": metric}
+            row |= {"value": f"{statistics.mean(float(run[metric]) for run in arm_runs):.2f}"}
+            row |= {"of_seeds": " ".join(run[metric] for run in arm_runs)}
+            row |= {"awake": " ".join(run["awake"] for run in arm_runs)}
+            row |= dict.fromkeys(("beside_minus_arm", "low_95", "high_95", "smallest_visible"), "")
             if arm != "beside" and len(shared) > 1:
                 ours, theirs = (of_scenes([counts[a, seed] for seed in shared], members) for a in ("beside", arm))
                 row |= columns("beside_minus_arm", interval(ours - theirs))

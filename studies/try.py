@@ -49,10 +49,9 @@ WEIGHTS = {
 }
 Task = tuple[nn.Module, Data]
 COLUMNS = (
-    "task", "train", "val", "seeds", "worth", "updates", "over_finetuned", "low_95", "high_95", "over_longer",
-    "longer_low_95", "longer_high_95", "awake", "heads", "minutes", "full", "full_gain", "full_low_95", "full_high_95",
-    "full_minutes",
-)  # fmt: skip
+    "task train val seeds worth updates over_finetuned low_95 high_95 over_longer longer_low_95 longer_high_95 "
+    "awake heads minutes full full_gain full_low_95 full_high_95 full_minutes"
+).split()
 
 
 def transfer(source: str, target: str, num_train: int | None = None) -> Task:
@@ -177,11 +176,9 @@ def main() -> None:
             result = try_(model, data, plan, options.out / f"{name}-full", minutes=full_minutes, **settings)
             run.split_network = split
             full = ["--full", *numbers(result.gains["finetuned"]), full_minutes]
-        values = [
-            name, answer.facts.train, answer.images, answer.seeds, answer.worth, answer.arms[-1].updates,
-            *numbers(answer.gains["finetuned"]), *numbers(answer.gains["longer"]), answer.awake, answer.heads,
-            f"{minutes:.1f}", *full,
-        ]  # fmt: skip
+        values = [name, answer.facts.train, answer.images, answer.seeds, answer.worth, answer.arms[-1].updates]
+        values += [*numbers(answer.gains["finetuned"]), *numbers(answer.gains["longer"]), answer.awake, answer.heads]
+        values += [f"{minutes:.1f}", *full]
         rows[name] = dict(zip(COLUMNS, values, strict=True))
         write(path, [{column: rows[task].get(column, "") for column in COLUMNS} for task in TASKS if task in rows])
 

@@ -35,9 +35,11 @@ def test_a_union_makes_the_kind_that_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("value", "heads"),
-    [("all", "all"), (3, 3), ("3", 3), (["3"], 3), ("0, 4,8", (0, 4, 8)), ([8, 0], (0, 8)), (["4", "0"], (0, 4)),
-     ("4,", (4,)), ((4,), (4,))],
-)  # fmt: skip
+    [
+        *[("all", "all"), (3, 3), ("3", 3), (["3"], 3), ("0, 4,8", (0, 4, 8)), ([8, 0], (0, 8))],
+        *[(["4", "0"], (0, 4)), ("4,", (4,)), ((4,), (4,))],
+    ],
+)
 def test_a_choice_of_heads(value: Any, heads: Any) -> None:
     assert RecastConfig("linear", content_heads=value).content_heads == heads
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import recast
+from recast.lab.folder.run import RunFolder
 
 ROOT = Path(recast.__file__).parent
 PARTS = ("core", "lab", "papers")
@@ -126,6 +127,14 @@ def test_imports_have_no_circles() -> None:
         if name in reached(target, packages=False)
     }
     assert {(min(pair), max(pair)) for pair in circles} == pairs
+
+
+def test_only_a_run_folder_spells_its_files() -> None:
+    names = {path.name for path in vars(RunFolder("x")).values() if path.suffix}
+    assert len(names) > 10
+    for module, path in MODULES.items():
+        words = {getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))}
+        assert module == "recast.lab.folder.run" or not names & {word for word in words if isinstance(word, str)}, path
 
 
 def test_light_modules_import_no_torch() -> None:

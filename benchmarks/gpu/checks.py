@@ -167,9 +167,8 @@ def errors(measured: dict[str, Tensor], truth: dict[str, Tensor], arm: str, limi
     gradients = {name: tensor_error(value, truth[name]) for name, value in measured.items()}
     output = gradients.pop("output")
     worst = max(gradients, key=gradients.__getitem__)
-    return [
-        row(arm, "output", output, limit), row(arm, "gradient", gradients[worst], GRADIENTS * limit, f"of {worst}")
-    ]  # fmt: skip
+    gradient = row(arm, "gradient", gradients[worst], GRADIENTS * limit, f"of {worst}")
+    return [row(arm, "output", output, limit), gradient]
 
 
 def check_layer(name: str, mode: Mode, backend: str, device: torch.device) -> list[Row]:

@@ -43,10 +43,15 @@ from recast.tracing.examples import check_weights
 
 @typed("model", "path", "classes", "mean", "std")
 def save(
-    model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None = None, *,
-    classes: Sequence[str] | None = None, img_size: int | tuple[int, int] | None = None,
-    mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
-) -> Path:  # fmt: skip
+    model: nn.Module,
+    path: str | Path,
+    constructor: str | dict[str, Any] | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Path:
     """Write a model (recast or plain) to one `.safetensors` file, with its plan and constructor.
 
     The file also holds the choices of `tune_`, which `load` restores on a processor or GPU of the same name. An

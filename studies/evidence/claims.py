@@ -211,10 +211,9 @@ def setting(arm: str, members: Iterable[Study]) -> dict[str, str]:
     jobs = [study.job(arm) for study in members]
     gates = {("none: C-MHSA" if job.gate == "bias" else job.gate) if job.where else "" for job in jobs}
     epochs = [round(job.num_updates * job.batch_size / job.num_train, 1) for job in jobs]
-    return {
-        "gate": ", ".join(sorted(gates)), "stride": ", ".join(sorted({job.stride for job in jobs})),
-        "epochs": " to ".join(f"{value:g}" for value in sorted({min(epochs), max(epochs)})),
-    }  # fmt: skip
+    row: dict[str, Any] = {"gate": ", ".join(sorted(gates)), "stride": ", ".join(sorted({job.stride for job in jobs}))}
+    row |= {"epochs": " to ".join(f"{value:g}" for value in sorted({min(epochs), max(epochs)}))}
+    return row
 
 
 def judged(scores: Sequence[Row], differences: Iterable[Row], studies: Mapping[str, Study]) -> list[dict[str, Any]]:
@@ -229,15 +228,13 @@ def judged(scores: Sequence[Row], differences: Iterable[Row], studies: Mapping[s
             members = [s for s in studies.values() if fnmatchcase(s.name, row["study"]) and claim.arm in s.arms]
             trained = [train_top1(arm, [s.name for s in members], scores) for arm in (claim.arm, claim.against)]
             numbers = {name: row[name] for name in NUMBERS}
-            rows.append(
-                {
-                    "source": claim.source, "claim": claim.statement, "study": row["study"], "arm": claim.arm,
-                    "against": claim.against, "metric": row["metric"], "is": "below" if claim.below else "above",
-                    "threshold": claim.threshold, **setting(claim.arm, members), "train_top1": trained[0],
-                    "train_top1_against": trained[1], **numbers, "attention": row["attention"],
-                    "verdict": claim.verdict(row, min(trained, key=lambda value: (value == value, value))),
-                }
-            )  # fmt: skip
+            line: dict[str, Any] = {"source": claim.source, "claim": claim.statement, "study": row["study"]}
+            line |= {"arm": claim.arm, "against": claim.against, "metric": row["metric"]}
+            line |= {"is": "below" if claim.below else "above", "threshold": claim.threshold}
+            line |= {**setting(claim.arm, members), "train_top1": trained[0], "train_top1_against": trained[1]}
+            line |= {**numbers, "attention": row["attention"]}
+            line |= {"verdict": claim.verdict(row, min(trained, key=lambda value: (value == value, value)))}
+            rows.append(line)
     return sorted(rows, key=lambda row: str(row["study"]))
 
 
@@ -253,12 +250,9 @@ def all_claims(results: Path = RESULTS) -> list[dict[str, Any]]:
     for row in read(results / "grafit_claims.csv"):
         table, _, claim = row["claim"].partition(": ")
         numbers = {"runs": row["seeds"], **{name: row[name] for name in NUMBERS if name in row}}
-        stated.append(
-            {
-                "source": f"{GRAFIT}, {table}", "claim": claim, "study": "grafit_claims.csv", "is": "above",
-                "threshold": row["more_than"], **numbers, "verdict": of_grafit(row),
-            }
-        )  # fmt: skip
+        line: dict[str, Any] = {"source": f"{GRAFIT}, {table}", "claim": claim, "study": "grafit_claims.csv"}
+        line |= {"is": "above", "threshold": row["more_than"], **numbers, "verdict": of_grafit(row)}
+        stated.append(line)
     return rows + [dict.fromkeys(rows[0], "") | row for row in stated]
 
 

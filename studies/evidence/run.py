@@ -65,10 +65,8 @@ def load_images(name: str, setup: Setup) -> Data:
 
 def train(job: Job, model: Prepared, images: ImageTensors, device: torch.device) -> dict[str, Any]:
     """Train in place; return the final loss, the seconds and when layers became attention."""
-    optim = OptimConfig(
-        lr=job.lr, gate_lr=job.gate_lr, qk_lr=job.qk_lr, weight_decay=job.weight_decay,
-        warmup_epochs=0.05, warmup_lr=1e-3 * job.lr, min_lr=1e-3 * job.lr,
-    )  # fmt: skip
+    ends = {"warmup_epochs": 0.05, "warmup_lr": 1e-3 * job.lr, "min_lr": 1e-3 * job.lr}
+    optim = OptimConfig(lr=job.lr, gate_lr=job.gate_lr, qk_lr=job.qk_lr, weight_decay=job.weight_decay, **ends)
     if job.pool != "none":
         pool = PoolConfig(job.pool, start=job.pool_start, init_values=job.pool_init)
         recast.attention_pool_(model.network, config=pool)
@@ -91,9 +89,7 @@ def train(job: Job, model: Prepared, images: ImageTensors, device: torch.device)
     order, at, losses, started = torch.empty(0, dtype=torch.long), 0, [], time.perf_counter()
     for update in range(job.num_updates):
         if schedule is not None and update and (due := schedule.due(update + 1)):
-            recast.recast_during_training_(
-                model.network, optimizer, plan, due, gate_lr=job.gate_lr, qk_lr=job.qk_lr
-            )  # fmt: skip
+            recast.recast_during_training_(model.network, optimizer, plan, due, gate_lr=job.gate_lr, qk_lr=job.qk_lr)
             wake(job, model, images, due)
             model.train()
         if at + job.batch_size > len(order):
@@ -110,11 +106,10 @@ def train(job: Job, model: Prepared, images: ImageTensors, device: torch.device)
         optimizer.step()
         losses.append(loss.detach())
     tail = losses[-max(1, job.num_updates // 20) :]
-    return {
-        "train_loss": float(torch.stack(tail).float().mean()) if tail else float("nan"),
-        "seconds": time.perf_counter() - started,
-        "dates": dict(schedule.dates) if schedule else {}, "wakefulness_before": before,
-    }  # fmt: skip
+    row: dict[str, Any] = {"train_loss": float(torch.stack(tail).float().mean()) if tail else float("nan")}
+    row |= {"seconds": time.perf_counter() - started, "dates": dict(schedule.dates) if schedule else {}}
+    row |= {"wakefulness_before": before}
+    return row
 
 
 @full_precision()  # for the evaluation; on a GPU training is in bf16

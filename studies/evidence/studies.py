@@ -182,10 +182,8 @@ def recipe() -> Study:
 
     Crop and flip stand for its augmentation.
     """
-    base = Job(
-        "h-recipe", "", 0, "cifar10", 4000, 310, "cifar_resnet20.cifar100", C100, "cifar100", lr=1e-4, batch_size=128,
-        bf16=True,
-    )  # fmt: skip
+    base = Job("h-recipe", "", 0, "cifar10", 4000, 310, "cifar_resnet20.cifar100", C100, "cifar100")
+    base = replace(base, lr=1e-4, batch_size=128, bf16=True)
     arms: Arms = {FINE_TUNED: {}}
     for rate in (1e-3, 1e-2, 3e-2):
         arms[f"recast, gates {rate:g}"] = {**LAST, **IMAGES, "gate_lr": rate}
@@ -224,9 +222,8 @@ def converged() -> Study:
     of Table 1 are 0.3 to 0.6 points, those of interest on corruptions 1 point. LONGER was added later; it was stated
     before its first run.
     """
-    base = Job(
-        "i-converged", "", 0, "cifar10", 14400, 1400, "cifar_resnet20_a", C10, "cifar10", lr=1e-4, gate_lr=0.1,
-    )  # fmt: skip
+    base = Job("i-converged", "", 0, "cifar10", 14400, 1400, "cifar_resnet20_a", C10, "cifar10", lr=1e-4)
+    base = replace(base, gate_lr=0.1)
     arms: Arms = {
         FINE_TUNED: {},
         "recast, sigmoid": {**LAST, **SIGMOID},
@@ -262,9 +259,12 @@ def converged_deep() -> Study:
     """
     short = converged()
     base = replace(
-        short.base, study="m-converged-56", network="cifar_resnet56_a", parent="cifar10_resnet56_akamaster.safetensors",
+        short.base,
+        study="m-converged-56",
+        network="cifar_resnet56_a",
+        parent="cifar10_resnet56_akamaster.safetensors",
         bf16=True,
-    )  # fmt: skip
+    )
     arms = {arm: short.arms[arm] for arm in (FINE_TUNED, "recast, sigmoid", "recast, images")}
     return Study(base, arms, against(FINE_TUNED, arms), rates_fixed=True)
 
@@ -276,10 +276,8 @@ def converged_100() -> Study:
     seeds and images at 95 %; of interest are 0.5 points clean and 1 point on corruptions.
     """
     short = converged()
-    base = replace(
-        short.base, study="n-converged-100", data="cifar100", num_train=18000, network="cifar_resnet20.cifar100",
-        parent=C100, parent_data="cifar100",
-    )  # fmt: skip
+    base = replace(short.base, study="n-converged-100", data="cifar100", num_train=18000)
+    base = replace(base, network="cifar_resnet20.cifar100", parent=C100, parent_data="cifar100")
     return replace(short, base=base)
 
 
@@ -338,12 +336,9 @@ def progressive() -> Study:
     }
     rates_of = {arm: "PRS" for arm in arms if arms[arm].get("query_key") == "images" and arm != "PRS"}
     rates_of["two-stage, C-MHSA"] = "PRS, C-MHSA"
-    pairs = (
-        *against("convolution", arms), ("PRS", "two-stage"), ("PRS", "reversed"), ("PRS", "from the start"),
-        ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS", PLAIN_VIT), ("PRS, C-MHSA", PLAIN_VIT),
-        ("from the start", PLAIN_VIT),
-        *((arm, LATEST) for arm in MORE_ATTENTION),
-    )  # fmt: skip
+    pairs = (*against("convolution", arms), *(("PRS", other) for other in ("two-stage", "reversed", "from the start")))
+    pairs += (("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS", PLAIN_VIT), ("PRS, C-MHSA", PLAIN_VIT))
+    pairs += (("from the start", PLAIN_VIT), *((arm, LATEST) for arm in MORE_ATTENTION))
     return Study(base, arms, pairs, rates_of=rates_of, num_trials=4)
 
 
@@ -359,9 +354,12 @@ def progressive_long() -> Study:
     arms["reversed, C-MHSA"] = {**arms["PRS, C-MHSA"], "schedule": "first_first"}
     arms[PLAIN_VIT] = {**short.arms[PLAIN_VIT], "lr": 1e-3}
     pairs = (
-        *against("convolution", arms), ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS, C-MHSA", "reversed, C-MHSA"),
-        ("PRS, C-MHSA", PLAIN_VIT), ("two-stage, C-MHSA", PLAIN_VIT),
-    )  # fmt: skip
+        *against("convolution", arms),
+        ("PRS, C-MHSA", "two-stage, C-MHSA"),
+        ("PRS, C-MHSA", "reversed, C-MHSA"),
+        ("PRS, C-MHSA", PLAIN_VIT),
+        ("two-stage, C-MHSA", PLAIN_VIT),
+    )
     return Study(base, arms, pairs, rates_fixed=True)
 
 
@@ -408,8 +406,6 @@ def pooling_long() -> Study:
 
 def studies() -> dict[str, Study]:
     """Return all studies by name, in the order in which they run."""
-    result = [
-        *transfers(), recipe(), *controls(), converged(), converged_long(), converged_deep(), converged_100(),
-        progressive(), progressive_long(), when(), *scales(), pooling(), pooling_start(), pooling_long(),
-    ]  # fmt: skip
+    result = [*transfers(), recipe(), *controls(), converged(), converged_long(), converged_deep(), converged_100()]
+    result += [progressive(), progressive_long(), when(), *scales(), pooling(), pooling_start(), pooling_long()]
     return {study.name: study for study in result}

@@ -92,13 +92,11 @@ def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], Scores, Atte
             scores[arm][study.name, seed] = run
             attention[arm] += [wakefulness] if wakefulness else []
             job = Job(**result["job"])
-            common = {
-                "study": study.name, "arm": arm, "seed": seed, "updates": job.num_updates, "lr": job.lr,
-                "gate_lr": job.gate_lr, "qk_lr": job.qk_lr, "seconds": round(result["seconds"]),
-                "heads_awake": wakefulness.awake if wakefulness else "",
-                "heads": wakefulness.heads if wakefulness else "",
-                "train_loss": round(result["train_loss"], 4), "train_top1": result["train_top1"],
-            }  # fmt: skip
+            common = {"study": study.name, "arm": arm, "seed": seed, "updates": job.num_updates, "lr": job.lr}
+            common |= {"gate_lr": job.gate_lr, "qk_lr": job.qk_lr, "seconds": round(result["seconds"])}
+            common |= {"heads_awake": wakefulness.awake if wakefulness else ""}
+            common |= {"heads": wakefulness.heads if wakefulness else "", "train_loss": round(result["train_loss"], 4)}
+            common |= {"train_top1": result["train_top1"]}
             means = {name: float(values.mean()) for name, values in run.items()} | result.get("pool", {})
             rows += [{**common, "metric": name, "value": round(value, 3)} for name, value in means.items()]
     return rows, scores, attention
@@ -116,13 +114,11 @@ def compare(name: str, pairs: Iterable[tuple[str, str]], scores: Scores, attenti
                 continue
             ours, theirs = (np.stack([scores[name][run][metric] for run in shared]) for name in (arm, control))
             values = {name: round(value, 3) for name, value in difference(ours, theirs).items()}
-            rows.append(
-                {
-                    "study": name, "arm": arm, "against": control, "metric": metric, "runs": len(shared), **values,
-                    "verdict": "higher" if values["low_95"] > 0 else "lower" if values["high_95"] < 0 else "not shown",
-                    "attention": ("awake" if awake else "asleep") if attention[arm] else "",
-                }
-            )  # fmt: skip
+            row: dict[str, Any] = {"study": name, "arm": arm, "against": control, "metric": metric, "runs": len(shared)}
+            row |= values
+            row |= {"verdict": "higher" if values["low_95"] > 0 else "lower" if values["high_95"] < 0 else "not shown"}
+            row |= {"attention": ("awake" if awake else "asleep") if attention[arm] else ""}
+            rows.append(row)
     return rows
 
 

@@ -86,9 +86,11 @@ def layer_grad_cam(case: Case) -> Cell:
 
 
 @tool(
-    "captum, DeepLift", "attributions; their sum is the difference of the logits", "captum==0.9.0",
+    "captum, DeepLift",
+    "attributions; their sum is the difference of the logits",
+    "captum==0.9.0",
     remedy={"wrong": "its rules know no attention: `IntegratedGradients`"},
-)  # fmt: skip
+)
 def deep_lift(case: Case) -> Cell:
     from captum.attr import DeepLift
 
@@ -112,11 +114,13 @@ def torch_cam(case: Case) -> Cell:
 
 
 @tool(
-    "zennit, EpsilonPlus", "relevance, BatchNorm merged by `SequentialMergeBatchNorm`", "zennit==0.5.1",
+    "zennit, EpsilonPlus",
+    "relevance, BatchNorm merged by `SequentialMergeBatchNorm`",
+    "zennit==0.5.1",
     remedy=dict.fromkeys(
         ("wrong", "works", "loses attention"), "`fold_(…, batch_norm=True)` first, and no canonizer there"
     ),
-)  # fmt: skip
+)
 def zennit(case: Case) -> Cell:
     from zennit.canonizers import SequentialMergeBatchNorm
     from zennit.composites import EpsilonPlus
@@ -141,9 +145,11 @@ def shap(case: Case) -> Cell:
 
 
 @tool(
-    "shap, DeepExplainer", "DeepLIFT's rules", "shap==0.51.0",
+    "shap, DeepExplainer",
+    "DeepLIFT's rules",
+    "shap==0.51.0",
     remedy={"refused": "its rules know no attention: `GradientExplainer`"},
-)  # fmt: skip
+)
 def shap_deep(case: Case) -> Cell:
     import shap
 

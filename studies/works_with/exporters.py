@@ -65,9 +65,12 @@ def back(case: Case) -> Tensor:
 
 
 @tool(
-    "OpenVINO, from ONNX", "`convert_model`, compile, run", "openvino==2026.4.1", *ONNX,
+    "OpenVINO, from ONNX",
+    "`convert_model`, compile, run",
+    "openvino==2026.4.1",
+    *ONNX,
     remedy=dict.fromkeys(("works", "wrong"), "`INFERENCE_PRECISION_HINT` f32"),
-)  # fmt: skip
+)
 def openvino_onnx(case: Case) -> Tensor:
     import openvino
 

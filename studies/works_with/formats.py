@@ -80,9 +80,11 @@ def by_sahi(folder: Path) -> None:
     for file, boxes in BOXES.items():
         image = CocoImage(file_name=file, height=64, width=64)
         for left, top, right, bottom, name in boxes:
-            image.add_annotation(CocoAnnotation(
-                bbox=[left, top, right - left, bottom - top], category_id=CLASSES.index(name), category_name=name
-            ))  # fmt: skip
+            image.add_annotation(
+                CocoAnnotation(
+                    bbox=[left, top, right - left, bottom - top], category_id=CLASSES.index(name), category_name=name
+                )
+            )
         coco.add_image(image)
     (folder / "annotations.json").write_text(json.dumps(coco.json))
 
@@ -92,10 +94,11 @@ def by_globox(folder: Path) -> None:
     import globox
 
     images = [
-        globox.Annotation(file, (64, 64), [globox.BoundingBox(label=b[4], xmin=b[0], ymin=b[1], xmax=b[2], ymax=b[3])
-                                           for b in boxes])
+        globox.Annotation(
+            file, (64, 64), [globox.BoundingBox(label=b[4], xmin=b[0], ymin=b[1], xmax=b[2], ymax=b[3]) for b in boxes]
+        )
         for file, boxes in BOXES.items()
-    ]  # fmt: skip
+    ]
     globox.AnnotationSet(images).save_coco(folder / "annotations.json", auto_ids=True)
 
 
@@ -157,13 +160,10 @@ def by_pycocotools(folder: Path) -> None:
     for i, (_, boxes) in enumerate(BOXES.items()):
         for left, top, right, bottom, name in boxes:
             drawn = mask.frPyObjects([[left, top, right, top, right, bottom, left, bottom]], 64, 64)[0]
-            rows.append({
-                "id": len(rows) + 1, "image_id": i, "category_id": CLASSES.index(name) + 1, "iscrowd": 0,
-                "bbox": [left, top, right - left, bottom - top], "area": float(mask.area(drawn)),
-                "segmentation": {"size": [64, 64], "counts": drawn["counts"].decode()},
-            })  # fmt: skip
-    content = {
-        "images": [{"id": i, "file_name": file, "width": 64, "height": 64} for i, file in enumerate(BOXES)],
-        "categories": [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)], "annotations": rows,
-    }  # fmt: skip
+            row: dict[str, Any] = {"id": len(rows) + 1, "image_id": i, "category_id": CLASSES.index(name) + 1}
+            row |= {"iscrowd": 0, "bbox": [left, top, right - left, bottom - top], "area": float(mask.area(drawn))}
+            row |= {"segmentation": {"size": [64, 64], "counts": drawn["counts"].decode()}}
+            rows.append(row)
+    content = {"images": [{"id": i, "file_name": file, "width": 64, "height": 64} for i, file in enumerate(BOXES)]}
+    content |= {"categories": [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)], "annotations": rows}
     (folder / "annotations.json").write_text(json.dumps(content))

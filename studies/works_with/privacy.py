@@ -31,8 +31,9 @@ def compared(case: Case, model: nn.Module, gradients: dict[str, torch.Tensor]) -
         F.cross_entropy(plain(image[None]), label[None]).backward()
         errors += [
             float((gradients[name][i] - p.grad).abs().max() / p.grad.abs().max().clamp(min=1e-8))
-            for name, p in plain.named_parameters() if p.grad is not None
-        ]  # fmt: skip
+            for name, p in plain.named_parameters()
+            if p.grad is not None
+        ]
     return Cell("exact" if max(errors) < 1e-3 else "wrong", max(errors))
 
 
@@ -47,9 +48,11 @@ def opacus(case: Case) -> Cell:
 
 
 @tool(
-    "backpack", "`extend` and `BatchGrad`", "backpack-for-pytorch==1.7.1",
+    "backpack",
+    "`extend` and `BatchGrad`",
+    "backpack-for-pytorch==1.7.1",
     remedy=dict.fromkeys(("refused", "wrong"), "`torch.func.vmap(torch.func.grad(…))`"),
-)  # fmt: skip
+)
 def backpack(case: Case) -> Cell:
     from backpack import backpack, extend
     from backpack.extensions import BatchGrad

@@ -18,16 +18,21 @@ def structured(model: nn.Module, images: torch.Tensor) -> nn.Module:
 
     (classifier,) = (module for module in model.modules() if isinstance(module, nn.Linear))
     torch_pruning.pruner.MagnitudePruner(
-        model, images[:1], torch_pruning.importance.MagnitudeImportance(), pruning_ratio=0.5,
+        model,
+        images[:1],
+        torch_pruning.importance.MagnitudeImportance(),
+        pruning_ratio=0.5,
         ignored_layers=[classifier],
-    ).step()  # fmt: skip
+    ).step()
     return model
 
 
 @tool(
-    "torch-pruning", "remove half of the channels of a recast network", "torch-pruning==1.6.1",
+    "torch-pruning",
+    "remove half of the channels of a recast network",
+    "torch-pruning==1.6.1",
     remedy={"refused": "prune the parent, then recast it", "wrong": "prune the parent, then recast it"},
-)  # fmt: skip
+)
 def torch_pruning_after(case: Case) -> Cell:
     model = structured(copy.deepcopy(case.model), case.images)
     with torch.no_grad():

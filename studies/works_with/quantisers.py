@@ -34,9 +34,11 @@ def torchao_weights(case: Case) -> Tensor:
 
 
 @tool(
-    "torchao, then recast.save", "save a network that was quantised", "torchao==0.18.0",
+    "torchao, then recast.save",
+    "save a network that was quantised",
+    "torchao==0.18.0",
     remedy={"refused": "`recast.save` first, quantise after loading"},
-)  # fmt: skip
+)
 def torchao_save(case: Case) -> Tensor:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
@@ -127,9 +129,11 @@ def torch_fx(case: Case) -> Tensor:
     from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
 
     prepared = quantize_fx.prepare_fx(
-        copy.deepcopy(case.model), get_default_qconfig_mapping("x86"), (case.images,),
+        copy.deepcopy(case.model),
+        get_default_qconfig_mapping("x86"),
+        (case.images,),
         prepare_custom_config={"non_traceable_module_class": [recast.AttentionBeside, recast.GPSA]},
-    )  # fmt: skip
+    )
     with torch.no_grad():
         prepared(case.images)
         return quantize_fx.convert_fx(prepared)(case.images)

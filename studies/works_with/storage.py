@@ -48,9 +48,11 @@ def dill(case: Case) -> Tensor:
 
 
 @tool(
-    "timm, load_checkpoint", "load a state of the recast network into the plain one, `strict=False`", "timm",
+    "timm, load_checkpoint",
+    "load a state of the recast network into the plain one, `strict=False`",
+    "timm",
     remedy={"loses attention": "`recast.load`, or recast the network first: `strict=False` leaves attention out"},
-)  # fmt: skip
+)
 def timm_checkpoint(case: Case) -> Cell:
     from timm.models import load_checkpoint
 

@@ -42,8 +42,9 @@ def compared(case: Case, trained: nn.Module, one_rate: bool = False) -> Cell:
             return Cell("loses attention", None, f"{name} does not learn")
     error = max(
         float((state[name] - value).abs().max() / (value - before[name]).abs().max().clamp(min=1e-6))
-        for name, value in model.state_dict().items() if value.is_floating_point()
-    )  # fmt: skip
+        for name, value in model.state_dict().items()
+        if value.is_floating_point()
+    )
     return Cell("exact" if error < 1e-3 else "works" if error < 0.1 else "wrong", error)
 
 
@@ -76,9 +77,13 @@ def by_lightning(model: nn.Module, data: TensorDataset) -> None:
             return optimizer_of(self.model)
 
     trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
         enable_model_summary=False,
-    )  # fmt: skip
+    )
     trainer.fit(Module(), DataLoader(data, batch_size=2))
 
 
@@ -118,10 +123,10 @@ def by_transformers(model: nn.Module, data: TensorDataset) -> None:
         def _get_train_sampler(self, *args: Any) -> Any:
             return torch.utils.data.SequentialSampler(data)
 
+    quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     arguments = TrainingArguments(
-        "out", max_steps=4, per_device_train_batch_size=2, use_cpu=True, save_strategy="no", report_to="none",
-        max_grad_norm=0, disable_tqdm=True,
-    )  # fmt: skip
+        "out", max_steps=4, per_device_train_batch_size=2, use_cpu=True, max_grad_norm=0, **quiet
+    )
     wrapped, optimizer = Wrapped(), optimizer_of(model)
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     rows = [{"pixel_values": image, "labels": label} for image, label in data]
@@ -144,9 +149,13 @@ def by_composer(model: nn.Module, data: TensorDataset) -> None:
             return F.cross_entropy(outputs, batch[1])
 
     Trainer(
-        model=Wrapped(), train_dataloader=DataLoader(data, batch_size=2), max_duration="1ep", device="cpu",
-        optimizers=optimizer_of(model), progress_bar=False,
-    ).fit()  # fmt: skip
+        model=Wrapped(),
+        train_dataloader=DataLoader(data, batch_size=2),
+        max_duration="1ep",
+        device="cpu",
+        optimizers=optimizer_of(model),
+        progress_bar=False,
+    ).fit()
 
 
 @trainer("fastai", "`Learner.fit` with SGD", "fastai==2.8.12", one_rate=True)
@@ -157,9 +166,12 @@ def by_fastai(model: nn.Module, data: TensorDataset) -> None:
 
     loader = DataLoader(data, batch_size=2)
     learner = Learner(
-        DataLoaders(loader, loader), model, loss_func=F.cross_entropy, train_bn=True,
+        DataLoaders(loader, loader),
+        model,
+        loss_func=F.cross_entropy,
+        train_bn=True,
         opt_func=lambda groups, **kw: OptimWrapper(groups, torch.optim.SGD, lr=RATES["lr"]),
-    )  # fmt: skip
+    )
     learner.fit(1, lr=RATES["lr"])
 
 
@@ -167,10 +179,9 @@ def by_fastai(model: nn.Module, data: TensorDataset) -> None:
 def by_skorch(model: nn.Module, data: TensorDataset) -> nn.Module:
     from skorch import NeuralNetClassifier
 
-    net = NeuralNetClassifier(
-        model, criterion=nn.CrossEntropyLoss, optimizer=torch.optim.SGD, lr=RATES["lr"], batch_size=2, max_epochs=1,
-        train_split=None, iterator_train__shuffle=False, verbose=0, classes=list(range(10)),
-    )  # fmt: skip
+    how = {"criterion": nn.CrossEntropyLoss, "optimizer": torch.optim.SGD, "lr": RATES["lr"], "batch_size": 2}
+    how |= {"max_epochs": 1, "train_split": None, "iterator_train__shuffle": False, "verbose": 0}
+    net = NeuralNetClassifier(model, classes=list(range(10)), **how)
     images, labels = data.tensors
     return net.fit(images, labels).module_
 

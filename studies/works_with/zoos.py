@@ -116,10 +116,9 @@ def monai_3d() -> Any:
 def nnunet() -> Any:
     from dynamic_network_architectures.architectures.unet import PlainConvUNet
 
-    return PlainConvUNet(
-        1, 3, (8, 16, 32), nn.Conv2d, 3, (1, 2, 2), 1, 2, 1, conv_bias=True, norm_op=nn.InstanceNorm2d,
-        norm_op_kwargs={"affine": True}, nonlin=nn.LeakyReLU,
-    ), (2, 1, 64, 64)  # fmt: skip
+    how = {"norm_op": nn.InstanceNorm2d, "norm_op_kwargs": {"affine": True}, "nonlin": nn.LeakyReLU}
+    network = PlainConvUNet(1, 3, (8, 16, 32), nn.Conv2d, 3, (1, 2, 2), 1, 2, 1, conv_bias=True, **how)
+    return network, (2, 1, 64, 64)
 
 
 @zoo("open_clip", "recast the image tower of RN50", "open-clip-torch==3.3.0", size=224)

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from recast.lab.folder.files import read_names
-from recast.lab.folder.names import DUPLICATES
+from recast.lab.folder.run import RunFolder
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
@@ -89,13 +89,16 @@ def test_layouts_are_trained_by_one_command(
     assert done.err.count("the parent has random weights") == 1
     classes, number = LAYOUTS[layout]
     assert read_names(tmp_path / "run/classes.json") == classes
-    assert (tmp_path / "run" / DUPLICATES).exists() == (layout is brain_mri)
+    assert RunFolder(tmp_path / "run").duplicates.exists() == (layout is brain_mri)
     count = json.loads((tmp_path / "run/data.json").read_text())
     assert count["train"]["number"] + count["val"]["number"] == number
 
 
 @pytest.mark.filterwarnings("default")
-def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli) -> None:
+def test_unreadable_images_are_skipped_by_every_command(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recast.lab.trial.arms.BLOCK_SECONDS", 0.0)  # the shortest timing
     for number in range(120):
         path = tmp_path / "data" / "ab"[number % 2] / f"{number:03}.png"
         draw(path, number, number % 2)

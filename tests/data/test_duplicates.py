@@ -45,7 +45,7 @@ def test_copies_and_pictures_saved_anew_are_found(folder: Path) -> None:
         image.convert("L").save(folder / "val/a/grey.webp", quality=90)
     data = load_data(DataConfig("folder", str(folder)))
     assert names(data) == {"copy": "2", "grey": "6", "saved_anew": "5"}
-    line = report_duplicates(data, folder)
+    line = report_duplicates(data, folder / "duplicates.csv")
     assert "3 of 7" in line
     assert "43 %" in line
     rows = [[Path(cell).stem for cell in row] for row in read_table(folder / "duplicates.csv").rows]
@@ -63,17 +63,17 @@ def test_an_unreadable_or_missing_image_has_no_duplicate(folder: Path) -> None:
         os.mkfifo(folder / path)  # whose bytes never come
     assert fingerprint_of(data)["val"]["number"] == 6
     assert names(data) == {}
-    assert report_duplicates(data, folder) == ""
+    assert report_duplicates(data, folder / "duplicates.csv") == ""
 
 
 def test_what_is_too_much_is_not_compared_and_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = load_data(DataConfig("folder", str(folder)))
     monkeypatch.setattr(duplicates, "MOST_PICTURES", 17)
     assert names(data) == {"copy": "2"}
-    assert find_duplicates(data.train, data.val)[1] in report_duplicates(data, folder)
+    assert find_duplicates(data.train, data.val)[1] in report_duplicates(data, folder / "duplicates.csv")
     monkeypatch.setattr(duplicates, "MOST_FILES", 17)
     assert names(data) == {}
-    assert report_duplicates(data, folder).startswith("duplicates: none found; 18 images")
+    assert report_duplicates(data, folder / "duplicates.csv").startswith("duplicates: none found; 18 images")
 
 
 def test_images_in_memory_and_flat_ones() -> None:

@@ -12,7 +12,7 @@ from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.data.fingerprint import fingerprint_of
-from recast.lab.folder.names import FINGERPRINT
+from recast.lab.folder.run import RunFolder
 from recast.lab.open import check_classes, check_same
 
 Change = Callable[[Path], object]
@@ -51,10 +51,10 @@ def goes_on(tmp_path: Path) -> GoesOn:
     """`goes_on(data, change)`: begin a run, change its data, and check what a continuation checks."""
 
     def check(config: DataConfig, change: Callable[[], object], goes_on: bool = True) -> None:
-        run, data = tmp_path / "run", load_data(config)
-        run.mkdir(exist_ok=True)
-        (run / FINGERPRINT).write_text(json.dumps(fingerprint_of(data)), encoding="utf-8")
-        (run / "classes.json").write_text(json.dumps(data.classes), encoding="utf-8")
+        run, data = RunFolder(tmp_path / "run"), load_data(config)
+        run.path.mkdir(exist_ok=True)
+        run.fingerprint.write_text(json.dumps(fingerprint_of(data)), encoding="utf-8")
+        run.classes_file.write_text(json.dumps(data.classes), encoding="utf-8")
         change()
         check_classes(run, load_data(config))
         check_same(run, load_data(config), goes_on=goes_on)
@@ -91,10 +91,10 @@ def test_the_same_data_elsewhere_are_the_same(folder: Path, goes_on: GoesOn, tmp
     config = DataConfig("folder", data_dir=str(tmp_path / "data"), img_size=8)
     moved = DataConfig("folder", data_dir=str(tmp_path / "other" / "place"))
     goes_on(config, lambda: shutil.copytree(folder, tmp_path / "other" / "place"))
-    check_same(tmp_path / "run", load_data(moved), goes_on=True)
-    (tmp_path / "run" / FINGERPRINT).write_text('{"train": {}, "val": 3}', encoding="utf-8")
+    check_same(RunFolder(tmp_path / "run"), load_data(moved), goes_on=True)
+    RunFolder(tmp_path / "run").fingerprint.write_text('{"train": {}, "val": 3}', encoding="utf-8")
     with pytest.raises(RecastError, match="damaged"):
-        check_same(tmp_path / "run", load_data(config), goes_on=True)
+        check_same(RunFolder(tmp_path / "run"), load_data(config), goes_on=True)
 
 
 def test_zips(folder: Path, goes_on: GoesOn, tmp_path: Path) -> None:

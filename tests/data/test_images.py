@@ -144,11 +144,13 @@ def test_simple_crop_is_a_window_of_the_reflected_image_at_its_own_aspect() -> N
     assert draws(noise(300, 500), 224, Augmentation(crop="simple"), 2).shape == (2, 3, 224, 224)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [None, "rand-m9-mstd0.5-inc1", "rand-m7-mstd0.5-inc1-n2-p0.5-mmax12-t3aw", "rand-tweights", "augmix-m3-w3",
-     "augmix-m5-w4-d2-b1", "3a", "original-mstd0.5", "originalr", "v0", "v0r", "ta_wide"],
-)  # fmt: skip
+POLICIES = (
+    "rand-m9-mstd0.5-inc1 rand-m7-mstd0.5-inc1-n2-p0.5-mmax12-t3aw rand-tweights augmix-m3-w3 augmix-m5-w4-d2-b1 3a "
+    "original-mstd0.5 originalr v0 v0r ta_wide"
+).split()
+
+
+@pytest.mark.parametrize("policy", [None, *POLICIES])
 def test_transforms_of_every_policy_give_pixels_and_can_be_pickled(policy: str | None) -> None:
     for crop in ("none", "pad", "random", "simple"):
         augment = Augmentation(crop=crop, auto_augment=policy, color_jitter=0.3)  # type: ignore[arg-type]

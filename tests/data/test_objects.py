@@ -187,10 +187,8 @@ def test_bad_json(tmp_path: Path, message: str, coco: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools and numpy 2
 def test_a_mask_as_text() -> None:
     """Written by COCO's own code from random pixels."""
-    expected = np.array([
-        [1, 0, 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 1, 0, 1], [0, 1, 0, 0, 0], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1],
-        [1, 0, 0, 1, 0],
-    ])  # fmt: skip
+    rows = "10001 11101 10101 01000 00111 01111 10010"
+    expected = np.array([[int(pixel) for pixel in row] for row in rows.split()])
     pytest.importorskip("pycocotools")
     (mask,) = drawn_masks((Runs((7, 5), "033NN0000011O044LL0"),), 7, 5, "a.png")
     assert (mask == expected).all()

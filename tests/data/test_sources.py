@@ -155,10 +155,11 @@ def test_class_folders_are_checked(tmp_path: Path, packed: Callable[[Path], Data
 
 
 @pytest.mark.filterwarnings("ignore:.*(part|not used)")
-@pytest.mark.parametrize(("train", "val"), [
-    ("Training", "Testing"), ("seg_train/seg_train", "seg_test/seg_test"), ("train_images", "valid_set"),
-    ("images/train", "images/test"), ("TrainingSet", "dev"), ("train2017", "val2017"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [pair.split() for pair in ("Training Testing", "seg_train/seg_train seg_test/seg_test", "train_images valid_set")]
+    + [pair.split() for pair in ("images/train images/test", "TrainingSet dev", "train2017 val2017")],
+)
 def test_parts_are_known_by_their_usual_names(
     tmp_path: Path, packed: Callable[[Path], DataConfig], train: str, val: str
 ) -> None:
@@ -237,8 +238,8 @@ def test_an_empty_held_out_part(tmp_path: Path) -> None:
 
 def test_what_systems_and_tools_leave_does_not_count(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
     tree = make_tree(tmp_path / "tree", {"cat": 6, "dog": 6})
-    tools = (".ipynb_checkpoints", ".Trash-1000/files", "@eaDir/0.png", "__MACOSX/cat", "$RECYCLE.BIN", "lost+found",
-             "System Volume Information", "#recycle", ".AppleDouble", "sub/@Recycle")  # fmt: skip
+    tools = ".ipynb_checkpoints .Trash-1000/files @eaDir/0.png __MACOSX/cat $RECYCLE.BIN lost+found #recycle".split()
+    tools += ["System Volume Information", ".AppleDouble", "sub/@Recycle"]
     for number, place in enumerate(tools):
         where = tree / ("cat" if number % 2 else "") / place
         where.mkdir(parents=True)

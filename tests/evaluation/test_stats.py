@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from recast.lab.evaluation.class_metrics import ranked
-from recast.lab.evaluation.image_values import PATH, ImageValues, over_seeds, read_images, write_images
+from recast.lab.evaluation.image_values import ImageValues, over_seeds, read_images, write_images
 from recast.lab.evaluation.intervals import PERCENT, POINTS, interval
 from recast.lab.evaluation.stats import GROUPS, Compared, left_out, plain_mean
 from recast.papers.dense.segment.evaluation import STATISTICS
@@ -74,9 +74,11 @@ def simulated(random: np.random.Generator, seeds: int, images: int, top1: float,
 
 @pytest.mark.parametrize(
     ("seeds", "images", "top1", "moved"),
-    [(2, 1000, 0.5, 0.1), (2, 60, 0.98, 0.03), (3, 300, 0.9, 0.03), (3, 1000, 0.5, 0.1), (5, 60, 0.9, 0.03),
-     (5, 300, 0.9, 0.0), (10, 300, 0.5, 0.03), (1, 20, 0.96, 0.0), (1, 300, 0.9, 0.0)],
-)  # fmt: skip
+    [
+        *[(2, 1000, 0.5, 0.1), (2, 60, 0.98, 0.03), (3, 300, 0.9, 0.03), (3, 1000, 0.5, 0.1), (5, 60, 0.9, 0.03)],
+        *[(5, 300, 0.9, 0.0), (10, 300, 0.5, 0.03), (1, 20, 0.96, 0.0), (1, 300, 0.9, 0.0)],
+    ],
+)
 def test_intervals_contain_the_truth(seeds: int, images: int, top1: float, moved: float) -> None:
     """The settings in which earlier intervals claimed a difference in up to 20 % (studies/interval_coverage.py)."""
     random = np.random.default_rng([seeds, images])
@@ -163,15 +165,16 @@ def test_seeds_share_their_images(tmp_path: Path) -> None:
     assert line == interval(right - 100, POINTS)
     assert over_seeds([*runs, ImageValues(right[0, :99], True)]) is None  # other images
 
+    path = tmp_path / "scores" / "images.npz"
     keys = [("clean", "top1", "recast"), ("basic", "top1/mean", "recast")]
-    assert read_images(tmp_path) == {}
-    write_images(tmp_path, dict.fromkeys(keys, runs[0]), {"clean", "basic"})
-    write_images(tmp_path, {keys[0]: runs[1], keys[1]: runs[1]}, {"clean"})
-    read = read_images(tmp_path)
+    assert read_images(path) == {}
+    write_images(path, dict.fromkeys(keys, runs[0]), {"clean", "basic"})
+    write_images(path, {keys[0]: runs[1], keys[1]: runs[1]}, {"clean"})
+    read = read_images(path)
     assert [np.array_equal(read[key].values, right[place]) for key, place in zip(keys, (1, 0), strict=True)] == [
         True
     ] * 2
     assert read[keys[0]].is_percentage
-    (tmp_path / PATH).write_bytes(b"no zip")
+    path.write_bytes(b"no zip")
     with pytest.warns(UserWarning, match="damaged"):
-        assert read_images(tmp_path) == {}
+        assert read_images(path) == {}

@@ -60,10 +60,14 @@ def by_hand(pool: AttentionPool, image: Tensor, token: Tensor) -> tuple[Tensor, 
 @pytest.mark.parametrize(
     ("start", "classes", "cls_in_keys", "heads"),
     [
-        ("paper", None, True, 1), ("paper", None, True, 3), ("paper", None, False, 1),
-        ("paper", 4, False, 1), ("paper", 4, True, 2), ("average", 4, False, 1),
+        ("paper", None, True, 1),
+        ("paper", None, True, 3),
+        ("paper", None, False, 1),
+        ("paper", 4, False, 1),
+        ("paper", 4, True, 2),
+        ("average", 4, False, 1),
     ],
-)  # fmt: skip
+)
 def test_every_token_is_the_formula(start: Any, classes: int | None, cls_in_keys: bool, heads: int) -> None:
     pool = make(classes, start=start, cls_in_keys=cls_in_keys, num_heads=heads)
     x = torch.randn(2, 12, 3, 5)

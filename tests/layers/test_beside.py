@@ -20,10 +20,12 @@ from recast.layers.functional.backends import part_by_part, scaled_dot_product, 
 from recast.surgery.rules import convert, middle_tap
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-VIEWS = (
-    "aten.empty", "aten.new_empty", "aten.view", "aten.t", "aten.transpose.int", "aten.slice.Tensor", "aten.expand",
-    "aten.split.Tensor", "aten.unsqueeze", "aten._unsafe_view", "aten.detach", "aten.select.int", "aten.permute",
-)  # fmt: skip
+VIEWS = tuple(
+    (
+        "aten.empty aten.new_empty aten.view aten.t aten.transpose.int aten.slice.Tensor aten.expand aten.split.Tensor "
+        "aten.unsqueeze aten._unsafe_view aten.detach aten.select.int aten.permute"
+    ).split()
+)
 
 
 def opened(conv: nn.Module, seed: int = 0, config: Any = None) -> AttentionBeside:
@@ -324,9 +326,11 @@ def test_few_operations() -> None:
 def test_compiled_exported_and_mapped(kind: str, error_of: Any) -> None:
     """Other sizes and batches than the example's."""
     conv = {
-        "padded": nn.Conv2d(4, 6, 3, padding=1), "strided": nn.Conv2d(4, 4, 3, 2, 1, groups=4),
-        "unpadded": nn.Conv2d(4, 6, 3), "transposed": nn.ConvTranspose2d(4, 6, 2, 2),
-    }[kind]  # fmt: skip
+        "padded": nn.Conv2d(4, 6, 3, padding=1),
+        "strided": nn.Conv2d(4, 4, 3, 2, 1, groups=4),
+        "unpadded": nn.Conv2d(4, 6, 3),
+        "transposed": nn.ConvTranspose2d(4, 6, 2, 2),
+    }[kind]
     layer, x, other = opened(conv).eval(), torch.randn(2, 4, 8, 9), torch.randn(3, 4, 11, 12)
     dynamic = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC},)
     with torch.no_grad():

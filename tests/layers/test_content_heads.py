@@ -32,21 +32,22 @@ NINE = tuple(range(9))
 @pytest.mark.parametrize(
     ("choice", "heads"),
     [
-        ("all", tuple(range(9))), ("none", ()), ("1", (4,)), ("2", (0, 4)),
-        ("3", (0, 4, 8)), ("5", (0, 2, 4, 6, 8)), ("9", tuple(range(9))),
-        ("40", tuple(range(9))), ((0, 8), (0, 8)), ((7,), (7,)),
+        *[("all", tuple(range(9))), ("none", ()), ("1", (4,)), ("2", (0, 4)), ("3", (0, 4, 8))],
+        *[("5", (0, 2, 4, 6, 8)), ("9", tuple(range(9))), ("40", tuple(range(9))), ((0, 8), (0, 8)), ((7,), (7,))],
     ],
-)  # fmt: skip
+)
 def test_which_heads_a_choice_names(choice: Any, heads: tuple[int, ...]) -> None:
     assert KERNELS["3×3"].heads(choice) == heads
 
 
 @pytest.mark.parametrize(
     "config",
-    [{"content_heads": "none"}, {"content_heads": "most"}, {"content_heads": "0,0"}, {"content_heads": -1},
-     {"content_heads": 1.5}, {"content_heads": True}, {"content_heads": None}, {"gate": "sigmoid", "gaussian_heads": 1},
-     {"gate": "bias", "content_heads": 1}, {"gate": "bias", "gaussian_heads": "none"}],
-)  # fmt: skip
+    [
+        *({"content_heads": wrong} for wrong in ("none", "most", "0,0", -1, 1.5, True, None)),
+        {"gate": "sigmoid", "gaussian_heads": 1},
+        *({"gate": "bias"} | heads for heads in ({"content_heads": 1}, {"gaussian_heads": "none"})),
+    ],
+)
 def test_choices_that_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(RecastError, match="heads"):
         RecastConfig(**{"gate": "linear"} | config)
@@ -54,10 +55,14 @@ def test_choices_that_are_refused(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("config", "heads", "values", "width"),
-    [({}, ((), NINE), False, 7), ({"gate": "sigmoid"}, (NINE, NINE), True, 7),
-     ({"content_heads": 2}, ((), (0, 4)), False, 7), ({"gaussian_heads": 1}, ((4,), NINE), False, 7),
-     ({"project_values": True}, ((), NINE), True, 7)],
-)  # fmt: skip
+    [
+        ({}, ((), NINE), False, 7),
+        ({"gate": "sigmoid"}, (NINE, NINE), True, 7),
+        ({"content_heads": 2}, ((), (0, 4)), False, 7),
+        ({"gaussian_heads": 1}, ((4,), NINE), False, 7),
+        ({"project_values": True}, ((), NINE), True, 7),
+    ],
+)
 def test_every_head_has_content_unless_fewer_are_asked_for(config: Any, heads: Any, values: bool, width: int) -> None:
     layer = GPSA(64, 64, KERNELS["3×3"], config=RecastConfig(**{"gate": "linear"} | config))
     assert (layer.gaussian_heads, layer.content_heads) == heads
@@ -95,10 +100,11 @@ CONFIGS = [
 @pytest.mark.parametrize(
     ("size", "short", "layout"),
     [
-        ((7, 6), backends.READ_AGAIN, torch.contiguous_format), ((4, 3), 0, torch.contiguous_format),
+        ((7, 6), backends.READ_AGAIN, torch.contiguous_format),
+        ((4, 3), 0, torch.contiguous_format),
         ((7, 6), backends.READ_AGAIN, torch.channels_last),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("name", [name for name in KERNELS if name != "1×1"])

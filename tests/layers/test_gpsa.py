@@ -247,9 +247,13 @@ def test_a_compiled_training_step_has_the_same_gradients(groups: int, open_gates
 
 @pytest.mark.parametrize(
     ("gate", "backend", "content"),
-    [("linear", "split", "softmax"), pytest.param("sigmoid", "sdpa", "softmax", marks=pytest.mark.slow),
-     ("linear", "auto", "linear"), ("bias", "auto", "softmax")],
-)  # fmt: skip
+    [
+        ("linear", "split", "softmax"),
+        pytest.param("sigmoid", "sdpa", "softmax", marks=pytest.mark.slow),
+        ("linear", "auto", "linear"),
+        ("bias", "auto", "softmax"),
+    ],
+)
 def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any, open_gates: Any) -> None:
     geometry, groups = Geometry((3, 3), (2, 2), (1, 1, 1, 1)), 1 if backend in ("merged", "auto") else 2
     layer: GPSA | CMHSA
@@ -344,8 +348,11 @@ def test_what_cannot_be_run_says_so(run: Callable[[nn.Module, Tensor], Any], mes
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "linear": {}, "sigmoid": {"gate": "sigmoid"}, "bias": {"gate": "bias"}, "linear content": {"content": "linear"}
-}  # fmt: skip
+    "linear": {},
+    "sigmoid": {"gate": "sigmoid"},
+    "bias": {"gate": "bias"},
+    "linear content": {"content": "linear"},
+}
 
 
 def recast_pair(config: dict[str, Any], gamma: float = 0.0) -> tuple[nn.Module, nn.Module, Tensor]:

@@ -137,9 +137,11 @@ def test_class_layers_read_the_patches_and_leave_them() -> None:
 # CaiT's table of class tokens in DeiT-S: SA + CA blocks, the block before which the token enters, parameters, FLOPs
 @pytest.mark.parametrize(
     ("depth", "class_layers", "token_at", "millions", "billions"),
-    [(12, 0, 2, 22, 4.6), (12, 0, 11, 22, 4.6), (9, 3, None, 22, 3.6), (10, 2, None, 22, 3.9), (11, 1, None, 22, 4.3),
-     (12, 1, None, 24, 4.6), (12, 2, None, 26, 4.7), (12, 3, None, 27, 4.8)],
-)  # fmt: skip
+    [
+        *[(12, 0, 2, 22, 4.6), (12, 0, 11, 22, 4.6), (9, 3, None, 22, 3.6), (10, 2, None, 22, 3.9)],
+        *[(11, 1, None, 22, 4.3), (12, 1, None, 24, 4.6), (12, 2, None, 26, 4.7), (12, 3, None, 27, 4.8)],
+    ],
+)
 def test_late_class_tokens_of_deit(
     depth: int, class_layers: int, token_at: int | None, millions: int, billions: float
 ) -> None:

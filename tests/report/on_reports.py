@@ -55,7 +55,8 @@ def set_images(path: Path, right: Mapping[str, int], n: int = 360) -> None:
     """Replace the top-1 of a run: of n images, each arm gets the first ones right."""
     set_values(path, "clean", "top1", {arm: 100 * count / n for arm, count in right.items()}, n)
     values = {arm: ImageValues(100.0 * (np.arange(n) < count), True) for arm, count in right.items()}
-    write_images(path, {("clean", "top1", arm): each for arm, each in values.items()}, {"clean"})
+    images = {("clean", "top1", arm): each for arm, each in values.items()}
+    write_images(path / "scores" / "images.npz", images, {"clean"})
 
 
 def rows_where(chart: Chart, **values: object) -> list[dict[str, Any]]:

@@ -94,7 +94,7 @@ def test_no_mean_is_decided_by_one_either(make_run: Any) -> None:
     paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
     for path, top1 in zip(paths, tops, strict=True):
         values = {("clean", "top1", arm): ImageValues(np.full(360, value), False) for arm, value in top1.items()}
-        write_images(path, values, {"clean"})
+        write_images(path / "scores" / "images.npz", values, {"clean"})
     cell = seed_rows(paths)["Clean images: Top-1, %"][-1]
     assert (cell.text, cell.small, cell.kind) == ("+0.6", ("0.0 to 1.2",), "")
 

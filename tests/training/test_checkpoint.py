@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.config import ClassifyConfig, RegularizationConfig
+from recast.lab.folder.run import RunFolder
 from recast.lab.training import checkpoint, loop, signals
-from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.signals import stop_signals, uninterrupted
@@ -142,7 +142,7 @@ def test_damaged_states_are_skipped_and_dropped(ctrl_c: CtrlC, tmp_path: Path, m
     small_fit(tmp_path / "straight", save_steps=1)
     with ctrl_c("update", 4), pytest.raises(Interrupted):
         small_fit(tmp_path / "run", save_steps=1)
-    _, flipped, cut = states(tmp_path / "run")[-3:]
+    _, flipped, cut = RunFolder(tmp_path / "run").saved_states()[-3:]
     weight = torch.load(flipped, weights_only=True)["model"]["0.weight"].numpy().tobytes()
     content = bytearray(flipped.read_bytes())
     content[content.index(weight)] ^= 1
@@ -154,14 +154,14 @@ def test_damaged_states_are_skipped_and_dropped(ctrl_c: CtrlC, tmp_path: Path, m
     skipped = ("00001-00000004.pt", "00001-00000003.pt")
     assert all(name in str(warning.message) for name, warning in zip(skipped, warned, strict=True))
     newest = "state-00001-00000003.pt"  # later states belong to an abandoned continuation
-    assert [path.name for path in states(tmp_path / "run")][-1] == newest
+    assert [path.name for path in RunFolder(tmp_path / "run").saved_states()][-1] == newest
     small_fit(tmp_path / "run", resume=True, save_steps=1)
     assert_same(tmp_path / "straight", tmp_path / "run")
 
 
 @pytest.mark.filterwarnings("ignore:.*skipping it")
 def test_what_is_no_state_is_refused_and_never_run(stopped: Path) -> None:
-    *older, path = states(stopped)
+    *older, path = RunFolder(stopped).saved_states()
     for state in older:
         state.unlink()
 
@@ -182,7 +182,7 @@ def test_other_signals_save_too(after: After, tmp_path: Path, name: str) -> None
     before = signal.signal(number, signal.SIG_DFL)  # whoever started the tests may have had it ignored
     with after("update", 1, lambda: signal.raise_signal(number)), pytest.raises(Interrupted):
         small_fit(tmp_path, save_steps=3)
-    assert states(tmp_path)[-1].name == "state-00001-00000001.pt"
+    assert RunFolder(tmp_path).saved_states()[-1].name == "state-00001-00000001.pt"
     assert signal.signal(number, before) == signal.SIG_DFL
 
 

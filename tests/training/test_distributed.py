@@ -16,8 +16,8 @@ from two_processes import EMBEDDINGS, ODD, fit_embedding, recipe, run, run_sched
 
 from recast.errors import RecastError
 from recast.lab.config import ClassifyConfig, ScheduleConfig
+from recast.lab.folder.run import RunFolder
 from recast.lab.training import distributed
-from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted, check_shares
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
@@ -91,7 +91,7 @@ def test_layers_switch_in_all_processes(folder: Path, tmp_path: Path) -> None:
 def test_processes_share_one_memory(name: str, folder: Path, tmp_path: Path) -> None:
     fit_embedding(tmp_path / "one", name, accumulate=2)
     assert_close(tmp_path / "one", folder / name)
-    newest = (states(run)[-1] for run in (tmp_path / "one", folder / name))
+    newest = (RunFolder(run).saved_states()[-1] for run in (tmp_path / "one", folder / name))
     mine, theirs = (torch.load(path, weights_only=True)["loss"]["memory"] for path in newest)
     assert torch.allclose(mine, theirs, atol=1e-5)
     assert mine.any(1).all()
@@ -101,7 +101,7 @@ def test_processes_share_one_memory(name: str, folder: Path, tmp_path: Path) -> 
 def test_every_image_counts_once_and_one_process_stops_all_at_the_same_step(folder: Path) -> None:
     losses = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
     assert losses["counted"] == pytest.approx(100 * 7 / 19, rel=1e-12)  # labels 0, 1, 2, 0, ...: 7 of 19 are 0
-    position = torch.load(states(folder / "stopped")[-1], weights_only=True)["position"]
+    position = torch.load(RunFolder(folder / "stopped").saved_states()[-1], weights_only=True)["position"]
     assert (position["epoch"], position["step"]) == (2, 2)
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.config import AugmentConfig, DataConfig, Recipe, ScheduleConfig
+from recast.lab.folder.run import RunFolder
 from recast.lab.task import Setting
-from recast.lab.training.checkpoint import states
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
 from recast.papers.grafit.config import EmbedConfig, Projector
@@ -108,7 +108,7 @@ def headed(config: Any = SMALL, recast: bool = True) -> nn.Module:
 
 
 def state_of_loss(folder: Path) -> dict[str, Tensor]:
-    return torch.load(states(folder)[-1], weights_only=True)["loss"]
+    return torch.load(RunFolder(folder).saved_states()[-1], weights_only=True)["loss"]
 
 
 def test_training_goes_on_bit_for_bit(goes_on: Callable[..., nn.Module], tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 from recast import RecastError, load
 from recast.lab.config import RegularizationConfig
 from recast.lab.folder.files import read_lines
+from recast.lab.folder.run import RunFolder
 from recast.lab.training import loop
-from recast.lab.training.checkpoint import states
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import validate
 from recast.layers.config import PAPERS_LAYER
@@ -35,9 +35,8 @@ def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
     assert (rows[0]["val_loss"], rows[0]["val_top1"]) == pytest.approx(before, rel=1e-12)
     assert rows[0]["train_loss"] is rows[0]["lr"] is rows[0]["gate_lr"] is None
     assert rows[0]["layers"]["4"]["gamma"] == [0.0] * 9
-    assert rows[3]["layers"]["4"].keys() == {
-        "gate", "backend", "gamma", "s", "span", "entropy", "distance", "content_share", "attention_share"
-    }  # fmt: skip
+    keys = "gate backend gamma s span entropy distance content_share attention_share"
+    assert rows[3]["layers"]["4"].keys() == set(keys.split())
     assert rows[0]["layers"]["4"]["attention_share"] == [0.0] * 9
     assert any(rows[3]["layers"]["4"]["gamma"])
     assert rows[3]["val_loss"] < rows[0]["val_loss"]
@@ -68,7 +67,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
 
 def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
     rows = small_fit(tmp_path, child := small_child(gate="linear", **PAPERS_LAYER), regularization=AVERAGED)
-    state = torch.load(states(tmp_path)[-1], weights_only=True)
+    state = torch.load(RunFolder(tmp_path).saved_states()[-1], weights_only=True)
     saved = load_file(tmp_path / "weights.safetensors")
     assert torch.equal(saved["0.weight"], state["ema"]["0.weight"])
     assert not torch.equal(saved["0.weight"], state["model"]["0.weight"])
@@ -128,7 +127,7 @@ def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(tmp_pat
     message = r"loss is nan at epoch 2, step 3.*newest state is .*00002-00000002.pt"
     with mock.patch.object(loop.Update, "__call__", side_effect=losses), pytest.raises(RecastError, match=message):
         small_fit(tmp_path, save_steps=2)
-    state = torch.load(states(tmp_path)[-1], weights_only=True)
+    state = torch.load(RunFolder(tmp_path).saved_states()[-1], weights_only=True)
     assert (state["position"]["epoch"], state["position"]["step"]) == (2, 2)
     assert all(value.isfinite().all() for value in state["model"].values())
     assert not (tmp_path / "weights.safetensors").exists()
@@ -150,7 +149,7 @@ def test_weights_that_blew_up_are_never_saved(calls: int, message: str, newest: 
 
     with pytest.raises(RecastError, match=message):
         fit(parent, small_data(), small_recipe(save_steps=1), tmp_path, progress=False, on_step=explode)
-    assert states(tmp_path)[-1].name == newest
+    assert RunFolder(tmp_path).saved_states()[-1].name == newest
 
 
 def test_a_refused_training_leaves_no_folder(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from recast.lab.folder.run import RunFolder
 from recast.lab.open import open_run
 from recast.lab.training import prepare
 from recast.lab.training import run as run_module
-from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics, validate
 from recast.lab.training.run import train
@@ -281,7 +280,7 @@ def test_a_refused_resume_writes_nothing(ctrl_c: CtrlC, run: Path, tmp_path: Pat
     out = tmp_path / "run"
     with ctrl_c("update", 4), pytest.raises(Interrupted):
         quick(out, model=trained(run), epochs=2)
-    (_, newest) = states(out)
+    (_, newest) = RunFolder(out).saved_states()
     torch.save(torch.load(newest, weights_only=True) | {"model": {"x": torch.zeros(1)}}, newest)
     classes = (out / "classes.json").read_text(encoding="utf-8")
     for text, message in (
@@ -342,7 +341,7 @@ def test_files_are_seen_at_the_size_and_norm_that_the_network_states(
     if not states_size:
         monkeypatch.setattr("recast.lab.data.sources.input_defaults", lambda network: None)
     config = photographs(tmp_path / "data").replace(img_size=None)
-    prepared = prepare.prepare(digits_recipe(data=config), tmp_path / "run", False)
+    prepared = prepare.prepare(digits_recipe(data=config), RunFolder(tmp_path / "run"), False)
     side = input_defaults(prepared.parent).size[0] if states_size else 16
     assert (side == 16) != states_size
     data = prepared.data

@@ -12,7 +12,7 @@ from torch import nn
 
 from recast import CMHSA, Plan, RecastError, load
 from recast.lab.config import RegularizationConfig, ScheduleConfig
-from recast.lab.training.checkpoint import states
+from recast.lab.folder.run import RunFolder
 from recast.lab.training.distributed import Interrupted
 from recast.layers.cmhsa import gated_layers
 from recast.models.weights import read_header
@@ -94,7 +94,7 @@ def test_a_saved_run_is_loaded_as_it_ended(tmp_path: Path) -> None:
 def test_a_state_holds_the_network_as_it_is_and_belongs_to_its_plan(ctrl_c: CtrlC, tmp_path: Path) -> None:
     with ctrl_c("update", 3), pytest.raises(Interrupted):
         scheduled(tmp_path)
-    content = torch.load(states(tmp_path)[-1], weights_only=True)
+    content = torch.load(RunFolder(tmp_path).saved_states()[-1], weights_only=True)
     assert "4.gamma" not in content["model"]
     assert content["switches"]["switches"] == []
     assert content["switches"]["dates"] == {"4": 2, "0": 3}

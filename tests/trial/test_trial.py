@@ -360,8 +360,10 @@ def test_what_cannot_decide_is_unclear(trained: int, facts: dict[str, Any], wort
 
 def test_an_unsteady_clock_leaves_a_no_that_holds_at_equal_updates() -> None:
     for updates, time, ratios, worth in (
-        (0.7, 0.7, (1.2, 1.5), "no"), (0.6, 0.7, (1.2, 1.5), "unclear"), (0.7, 0.7, (0.9, 1.5), "unclear")
-    ):  # fmt: skip
+        (0.7, 0.7, (1.2, 1.5), "no"),
+        (0.6, 0.7, (1.2, 1.5), "unclear"),
+        (0.7, 0.7, (0.9, 1.5), "unclear"),
+    ):
         assert answered({"recast": 0.7, "finetuned": updates, "longer": time}, 3, ratios=ratios).worth == worth
 
 

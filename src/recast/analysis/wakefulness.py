@@ -156,13 +156,12 @@ def awake(model: nn.Module, images: Tensor | Iterable[Any], optimizer: Optimizer
             raise RecastError(f"{name} got NaN or infinite values: check the images, and the weights before it")
         parameters = dict(layer.named_parameters()) if optimizer is not None else {}
         trained = {key: p for key, p in parameters.items() if p.requires_grad}
-        result[name] = LayerAwake(
-            len(layer.content_heads), sum(share >= AWAKE for share in of.get("attention_share", ())), _open(layer),
-            fmean(of.get("entropy", [1.0])), max(of.get("content_share", [0.0])),
-            tuple(key for key, p in trained.items() if id(p) not in rates),
-            tuple(key for key, p in parameters.items() if not p.requires_grad),
-            tuple(key for key, p in trained.items() if is_backward_done and id(p) in rates and p.grad is None),
-        )  # fmt: skip
+        outside = tuple(key for key, p in trained.items() if id(p) not in rates)
+        frozen = tuple(key for key, p in parameters.items() if not p.requires_grad)
+        idle = tuple(key for key, p in trained.items() if is_backward_done and id(p) in rates and p.grad is None)
+        counts = len(layer.content_heads), sum(share >= AWAKE for share in of.get("attention_share", ())), _open(layer)
+        entropy, share = fmean(of.get("entropy", [1.0])), max(of.get("content_share", [0.0]))
+        result[name] = LayerAwake(*counts, entropy, share, outside, frozen, idle)
         gate = None if isinstance(layer, CMHSA) else layer._parameters.get("gamma")
         kernel = max(trained.values(), key=Tensor.numel, default=None)
         if gate is not None and kernel is not None and 0 < rates.get(id(gate), 0) <= rates.get(id(kernel), 0):

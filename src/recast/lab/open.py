@@ -21,7 +21,6 @@ from recast.lab.data.class_order import order_classes_
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.images import is_image_name
 from recast.lab.folder.files import read_json
-from recast.lab.folder.names import CONTROL, FINGERPRINT, WEIGHTS
 from recast.lab.folder.run import RunFolder
 from recast.lab.task import task_of
 from recast.models.build import build
@@ -40,7 +39,7 @@ class OpenRun:
     Of a run that recast nothing it holds the trained network alone, as finetuned.
     """
 
-    folder: Path
+    folder: RunFolder
     recipe: Recipe
     data: Data
     models: dict[str, nn.Module]
@@ -51,23 +50,23 @@ def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
 
     Raises `RecastError` as `RunFolder.check_finished` does, and for data or weights that are missing or not the run's.
     """
-    run, folder = RunFolder(folder), Path(folder)
+    run = RunFolder(folder)
     run.check_finished()
     recipe = run.recipe_here(data_dir)
     check_trusted(recipe.model.name)
     data = data_of_recipe(recipe)
     classes, task = len(data.classes), task_of(recipe.task)
-    check_classes(folder, data)
+    check_classes(run, data)
     if recipe.is_plain:
         network = build(recipe.model.replace(checkpoint=None, pretrained=False), num_classes=classes)
         task.adapt_(network, recipe.task, classes)
-        return OpenRun(folder, recipe, data, {"finetuned": load(folder / WEIGHTS, parent=network)})
+        return OpenRun(run, recipe, data, {"finetuned": load(run.weights, parent=network)})
     parent = order_classes_(build(recipe.model, num_classes=classes), data).eval()
     models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe.task, classes)
-    if (control := folder / CONTROL / WEIGHTS).is_file():
+    if (control := RunFolder(run.control).weights).is_file():
         models["finetuned"] = load(control, parent=trained)
-    models["recast"] = load(folder / WEIGHTS, parent=trained)
-    return OpenRun(folder, recipe, data, models)
+    models["recast"] = load(run.weights, parent=trained)
+    return OpenRun(run, recipe, data, models)
 
 
 def data_of_recipe(recipe: Recipe, grouping: PaperConfig | None = None) -> Data:
@@ -76,9 +75,9 @@ def data_of_recipe(recipe: Recipe, grouping: PaperConfig | None = None) -> Data:
     return data if grouping is None else replace(data, is_relabelled=True)
 
 
-def check_classes(run: Path, data: Data) -> None:
+def check_classes(run: RunFolder, data: Data) -> None:
     """Raise RecastError unless the classes are those of the run, in the same order."""
-    names = RunFolder(run).classes()
+    names = run.classes()
     remedy = "give the folder of the run's images with --data-dir"
     if len(names) != len(data.classes):
         raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} has {len(data.classes)}: {remedy}")
@@ -87,13 +86,13 @@ def check_classes(run: Path, data: Data) -> None:
             raise RecastError(f"class {number} was {before!r} when {run} was trained, now it is {now!r}: {remedy}")
 
 
-def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
+def check_same(run: RunFolder, data: Data, *, goes_on: bool) -> None:
     """Warn if the validation images changed since the run began, or any images if training `goes_on`.
 
     Raises RecastError if training would continue with other names, labels or numbers of images. Changed contents only
     warn: damaged images may have been replaced.
     """
-    path = run / FINGERPRINT
+    path = run.fingerprint
     if not path.is_file():
         return
     parts = {"train": "training", "val": "validation"} if goes_on else {"val": "validation"}

@@ -81,10 +81,8 @@ class AttentionBeside(Tuned, nn.Module):
         self.head_dim = config.head_dim or width
         tensors = (*conv.parameters(), *conv.buffers())
         like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
-        shapes = {
-            "query": (self.head_dim, self.in_channels), "key": (self.head_dim, self.in_channels),
-            "content": (self.out_channels, self.in_channels // self.groups), "gamma": (1,),
-        }  # fmt: skip
+        read, content = (self.head_dim, self.in_channels), (self.out_channels, self.in_channels // self.groups)
+        shapes = {"query": read, "key": read, "content": content, "gamma": (1,)}
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=like.device, dtype=like.dtype)))
         self.reset_parameters(tap)

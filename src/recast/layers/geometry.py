@@ -270,11 +270,9 @@ def convolution(
     it where `nn.Conv2d` cannot express the padding.
     """
     g, (top, bottom, left, right) = geometry, geometry.padding
-    options: dict[str, Any] = {
-        "in_channels": kernel.shape[1] * groups, "out_channels": kernel.shape[0], "kernel_size": g.kernel,
-        "dilation": g.dilation, "groups": groups, "bias": bias is not None, "device": kernel.device,
-        "dtype": kernel.dtype,
-    }  # fmt: skip
+    options: dict[str, Any] = {"in_channels": kernel.shape[1] * groups, "out_channels": kernel.shape[0]}
+    options |= {"kernel_size": g.kernel, "dilation": g.dilation, "groups": groups, "bias": bias is not None}
+    options |= {"device": kernel.device, "dtype": kernel.dtype}
     pads_first = not g.is_transposed and not g.same and (top, left) != (bottom, right)
     conv: nn.Module
     if g.is_transposed:

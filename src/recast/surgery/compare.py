@@ -36,8 +36,8 @@ def paired_tensors(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor
                 f"output{path} is a {type(value).__name__}, which cannot be compared: return tensors, or objects "
                 "with tensors in their attributes"
             )
-    pairs = {path: (a, b) for path, b in reference.items() if isinstance(a := actual.get(path), Tensor)
-             and isinstance(b, Tensor)}  # fmt: skip
+    both = {path: (actual.get(path), b) for path, b in reference.items()}
+    pairs = {path: (a, b) for path, (a, b) in both.items() if isinstance(a, Tensor) and isinstance(b, Tensor)}
     if not pairs or not same_paths or not all(alike(actual[path], b) for path, b in reference.items()):
         kinds = (tree_map_only(Tensor, _kind, o) for o in (expected, output))
         raise RecastError("parent and child return different kinds of output: {!r:.80} and {!r:.80}".format(*kinds))

@@ -105,9 +105,13 @@ def recast_during_training_(
 
 
 def _train_on_(
-    optimizer: Optimizer, name: str, convolution: nn.Module, layer: nn.Module, kernel_group: Group,
+    optimizer: Optimizer,
+    name: str,
+    convolution: nn.Module,
+    layer: nn.Module,
+    kernel_group: Group,
     rates: dict[str, float | None],
-) -> dict[str, nn.Parameter]:  # fmt: skip
+) -> dict[str, nn.Parameter]:
     """Give a layer its convolution's place and state in the optimiser; group and return its new parameters by name."""
     carried = carried_parameters(convolution, layer)
     hand_over_(optimizer, carried)

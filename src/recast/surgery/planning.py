@@ -260,11 +260,9 @@ def _step(
     height, width = max((call.output[2:] for call in calls), key=math.prod) if new is None else new.output_size(*size)
     kind = (type(module) if rule is None else rule[0]).__name__
     kind += " (by probing)" if rule is None and not isinstance(layer, AttentionBeside) else ""
-    step = Step(
-        name, kind, geometry, new or geometry, layer.groups,
-        (layer.in_channels, *size), (layer.out_channels, height, width),
-        before, after, starts_closed and new is None, len(calls), isinstance(layer, AttentionBeside),
-    )  # fmt: skip
+    geometries, sizes = (geometry, new or geometry), ((layer.in_channels, *size), (layer.out_channels, height, width))
+    is_closed, beside = starts_closed and new is None, isinstance(layer, AttentionBeside)
+    step = Step(name, kind, *geometries, layer.groups, *sizes, before, after, is_closed, len(calls), beside)
     return step, after - replaced
 
 

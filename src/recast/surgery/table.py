@@ -54,11 +54,9 @@ def layers(steps: Sequence[Step], before: Cost, after: Cost) -> str:
         convolution = f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
         convolution = "none: after the blocks" if step.is_after_block else convolution
         why = "" if step.exact else "stride" if step.geometry != step.parent_geometry else "gate"
-        table.add_row(
-            step.name or "(the model)", convolution, str(step.heads),
-            " → ".join("×".join(map(str, size)) for size in (step.input, step.output)),
-            f"{step.queries} × {step.keys}", *costs(step.before, step.after), f"no, {why}" if why else "yes",
-        )  # fmt: skip
+        sizes = " → ".join("×".join(map(str, size)) for size in (step.input, step.output))
+        words = step.name or "(the model)", convolution, str(step.heads), sizes, f"{step.queries} × {step.keys}"
+        table.add_row(*words, *costs(step.before, step.after), f"no, {why}" if why else "yes")
     table.add_section()
     table.add_row("whole model", "", "", "", "", *costs(before, after))
     fixed = " → ".join(quantity(cost.fixed_bytes, "B", 1024) for cost in (before, after))

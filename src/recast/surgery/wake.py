@@ -102,9 +102,12 @@ def waking_summary(woken: Sequence[Woken]) -> str:
 @typed("model", "batches", "logit_std", "seed", "layers")
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Tensor | Iterable[Any], logit_std: Positive = 1.5, seed: Seed = 0,
+    model: nn.Module,
+    batches: Tensor | Iterable[Any],
+    logit_std: Positive = 1.5,
+    seed: Seed = 0,
     layers: Collection[str] | None = None,
-) -> list[Woken]:  # fmt: skip
+) -> list[Woken]:
     """Set queries and keys of recast layers from images, in place.
 
         W_qry^h = W_key^h = c · R_h U      U: principal components of the layer's input, R_h: a random rotation per head

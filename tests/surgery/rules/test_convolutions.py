@@ -21,9 +21,7 @@ from recast.layers.gpsa import GPSA
 from recast.surgery import rules
 from recast.surgery.rules import convert, find_rule, recasts, refusal
 
-KINDS = (
-    "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"
-)  # fmt: skip
+KINDS = "Conv2d Conv2dSame ConvTranspose2d ScaledStdConv2d ScaledStdConv2dSame StdConv2d StdConv2dSame".split()
 CLASSES = [getattr(nn, kind, None) or getattr(timm.layers, kind) for kind in KINDS]
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500" if os.environ.get("RECAST_SLOW") else "100"))
@@ -251,10 +249,12 @@ def test_a_layer_folds_untouched_and_with_its_values_when_its_gates_closed_again
 @pytest.mark.parametrize("fold", [recast.fold_, lambda model: reparameterize_model(model, inplace=True)])
 def test_a_network_of_every_class_folds_and_is_loaded_folded(fold: Any, tmp_path: Any) -> None:
     parent = nn.Sequential(
-        timm.layers.Conv2dSame(3, 4, 3, 2), nn.ConvTranspose2d(4, 4, 3, 2, 1, 1, groups=2),
-        timm.layers.ScaledStdConv2d(4, 4, 3), timm.layers.StdConv2dSame(4, 4, 2, 2),
+        timm.layers.Conv2dSame(3, 4, 3, 2),
+        nn.ConvTranspose2d(4, 4, 3, 2, 1, 1, groups=2),
+        timm.layers.ScaledStdConv2d(4, 4, 3),
+        timm.layers.StdConv2dSame(4, 4, 2, 2),
         parametrizations.weight_norm(nn.Conv2d(4, 5, 3)),
-    ).eval()  # fmt: skip
+    ).eval()
     x = torch.randn(2, 3, 14, 11)
     child = recast_copy(parent, x, RecastConfig("linear"), where="all")
     assert all(isinstance(module, GPSA) for module in child)

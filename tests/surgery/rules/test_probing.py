@@ -46,7 +46,8 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Geometry]] = {
     "SAME": (lambda: Padded(4, 8, 3, 2, pad=same(3, 2)), Geometry((3, 3), (2, 2), same=True)),
     "SAME that is fixed": (lambda: Padded(4, 8, 4, 2, pad=same(4, 2)), Geometry((4, 4), (2, 2), padding=(1, 2, 1, 2))),
     "fixed, uneven": (
-        lambda: Padded(4, 8, 3, 2, pad=fixed(0, 1, 0, 1)), Geometry((3, 3), (2, 2), padding=(0, 1, 0, 1))
+        lambda: Padded(4, 8, 3, 2, pad=fixed(0, 1, 0, 1)),
+        Geometry((3, 3), (2, 2), padding=(0, 1, 0, 1)),
     ),
     "causal": (lambda: Padded(4, 8, 3, pad=fixed(1, 1, 2, 0)), Geometry((3, 3), padding=(2, 0, 1, 1))),
     "reflected": (
@@ -63,7 +64,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Geometry]] = {
     ),
     "depthwise": (lambda: Padded(6, 6, 3, groups=6, pad=fixed(1, 1, 1, 1)), Geometry((3, 3), padding=(1, 1, 1, 1))),
     "none": (lambda: Padded(4, 8, 3, pad=fixed(0, 0, 0, 0)), Geometry((3, 3))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -149,11 +149,12 @@ TIES = {
     "weight": lambda a, b: setattr(b, "weight", a.weight),
     "bias": lambda a, b: setattr(b, "bias", a.bias),
     "normed weight": lambda a, b: setattr(
-        parametrizations.weight_norm(b).parametrizations.weight, "original1",
+        parametrizations.weight_norm(b).parametrizations.weight,
+        "original1",
         parametrizations.weight_norm(a).parametrizations.weight.original1,
     ),
     "parametrisation": lambda a, b: [parametrize.register_parametrization(m, "weight", SHARED) for m in (a, b)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TIES)

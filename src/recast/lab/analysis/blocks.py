@@ -17,9 +17,7 @@ from recast.modes import in_eval
 from recast.tracing.hooks import hooked
 
 STEM = "stem"
-_CONTAINERS = (
-    "blocks", "stages", "layers", "features", "encoder", "trunk_output", "layer1", "layer2", "layer3", "layer4"
-)  # fmt: skip
+_CONTAINERS = "blocks stages layers features encoder trunk_output layer1 layer2 layer3 layer4".split()
 _WRAPPED = (["model"], ["module"], ["_orig_mod"])
 """The only children of `PixelModel`, DistributedDataParallel and `torch.compile`."""
 _MIXERS = ("attn", "self_attention", "mixer", "token_mixer")

@@ -17,8 +17,7 @@ from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import Options
 from recast.lab.config.types import Workers
 from recast.lab.evaluation.suites import METRICS, SUITES, base, is_of_class
-from recast.lab.folder.files import read_names
-from recast.lab.folder.names import CLASSES, REPORT
+from recast.lab.folder.files import read_existing, read_names
 from recast.lab.folder.records import Difference, Row
 from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.task import suites_of, task_named, task_of
@@ -90,7 +89,7 @@ def evaluate(
     for message in dict.fromkeys(map(str, results.not_measured)):
         complain("recast evaluate", f"error: {message}")
     if not (results.not_measured or are_files or output.as_json):
-        print("next: " + follow_up("report", *runs, *(["--out", REPORT] if runs[1:] else [])))
+        print("next: " + follow_up("report", *runs, *(["--out", RunFolder(runs[0]).report.name] if runs[1:] else [])))
     return 2 if results.not_measured else 0
 
 
@@ -189,7 +188,8 @@ def _suites_of(folder: Path) -> list[str]:
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the arms that the recast one is compared with: not a parent that never learnt these classes."""
     run = RunFolder(folder)
-    no_baseline = run.why_no_baseline(run.recipe().model, len(run.read(CLASSES, read_names) or ()), rows)
+    classes = read_existing(run.classes_file, read_names) or ()
+    no_baseline = run.why_no_baseline(run.recipe().model, len(classes), rows)
     return ("finetuned",) if no_baseline else ("parent", "finetuned")
 
 

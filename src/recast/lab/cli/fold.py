@@ -11,7 +11,6 @@ from recast.config import CountOrZero, FilePath, NotNegative
 from recast.errors import RecastError
 from recast.files import check_place
 from recast.lab.cli.command import Command, Compute, Line, print_json
-from recast.lab.folder.names import ANALYSIS, PLAN, WEIGHTS
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.folder.tables import read_records
@@ -64,7 +63,7 @@ def fold(
         with trusting(subject, trust=trust):
             return _measure(subject, line, output.as_json, data_dir)
     path = Path(out or (source if source.is_dir() else source.parent) / "folded.safetensors")
-    if path.resolve() in (source.resolve(), (source / WEIGHTS).resolve()):
+    if path.resolve() in (source.resolve(), RunFolder(source).weights.resolve()):
         raise RecastError(f"{path} is the input: choose another file with --out")
     check_place(path, "--out", "folded.safetensors")
     if path.exists() and not _is_folded(path):
@@ -107,7 +106,7 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
         _close_to(run, heads)
     layers = fold_(model, tol)
     after = len(heads_left(model))
-    header = read_header(subject if run is None else run.folder / WEIGHTS)
+    header = read_header(subject if run is None else run.folder.weights)
     write_model(model, path, header["constructor"], Images.of(model), tried=False)
     if as_json:
         print_json({"file": str(path), "heads": before, "open": after, "layers": [asdict(layer) for layer in layers]})
@@ -129,7 +128,7 @@ def _close_to(run: OpenRun, heads: int) -> None:
     from recast.lab.evaluation.frontier import training_images
     from recast.layers.cmhsa import gated_layers
 
-    path = run.folder / ANALYSIS / "frontier.csv"
+    path = run.folder.table("frontier")
     if not path.is_file():
         raise RecastError(f"no such file: {path}; measure it with recast fold {run.folder} --frontier")
     lines = [line for line in read_records(path, FrontierLine) if line.model == "recast"]
@@ -155,12 +154,12 @@ def _measure(run: str, command: str, as_json: bool, data_dir: str | None) -> int
     how = {"command": command, "progress": sys.stderr.isatty(), "data_dir": data_dir}
     for error in evaluate_run(run, ["frontier"], **how).not_measured:  # type: ignore[arg-type]
         raise error
-    path = Path(run) / ANALYSIS / "frontier.csv"
+    path = RunFolder(run).table("frontier")
     lines = read_records(path, FrontierLine)
     if as_json:
         print_json([asdict(line) for line in lines])
         return 0
-    steps = read_json(Path(run) / PLAN)["steps"]
+    steps = read_json(RunFolder(run).plan_file)["steps"]
     labels = {step["name"]: head_labels(step["heads"], step["kernel"]) for step in steps}
     print(f"{'':<11}{'open heads':>10}{'top-1':>9}{'noise':>9}{'ms':>9}   closed")
     for line in lines:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from recast.config import File
 from recast.errors import RecastError
-from recast.lab.folder.names import RECIPE
 from recast.lab.folder.run import RunFolder
 from recast.reading import read_bytes
 
@@ -52,7 +51,7 @@ def check_paths(command: Command, words: Sequence[str]) -> None:
 
 def _names_hub(word: str) -> bool:
     """Return True for data of a hub, also in a recipe or a run: its data folder is a cache, which is made."""
-    path = os.path.join(word, RECIPE) if os.path.isdir(word) else word
+    path = str(RunFolder(word).recipe_file) if os.path.isdir(word) else word
     if path.endswith((".yaml", ".yml")):
         with suppress(OSError, RecastError):
             word = read_bytes(path).decode(errors="replace")

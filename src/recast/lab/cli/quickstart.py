@@ -6,7 +6,6 @@ import sys
 import time
 from dataclasses import asdict
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from recast.config import FilePath, Seed
@@ -14,9 +13,7 @@ from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, print_json
 from recast.lab.cli.evaluate import compared_with, format_arms
 from recast.lab.config import OptimConfig
-from recast.lab.config.text import load_recipe
 from recast.lab.folder.files import locked
-from recast.lab.folder.names import PARENT, RECIPE, REPORT, WEIGHTS
 from recast.lab.folder.run import RunFolder, follow_up
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
@@ -38,16 +35,16 @@ def quickstart(*, out: FilePath = "runs/quickstart", seed: Seed = 0, output: Com
     """
     if missing := [package for module, package in EXTRAS.items() if find_spec(module) is None]:
         raise RecastError(f"quickstart requires {', '.join(missing)}: pip install {' '.join(missing)}")
-    folder = Path(out)
-    parent = folder / PARENT / RECIPE
-    resume = parent.is_file() and not (folder / REPORT).exists() and load_recipe(parent).seed == seed
+    run = RunFolder(out)
+    folder, parent = run.path, RunFolder(run.parent)
+    resume = parent.is_run and not run.report.exists() and parent.recipe().seed == seed
     if resume:
         print(f"note: continuing the interrupted quickstart in {out}", file=sys.stderr)
     elif folder.is_dir() and any(folder.iterdir()):
         raise RecastError(f"run folder {out} exists: delete it, or choose another one with --out")
     try:
         with locked(folder):
-            return _run(folder, seed, resume, output.as_json)
+            return _run(run, seed, resume, output.as_json)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; run the same command again to continue") from None
 
@@ -55,8 +52,8 @@ def quickstart(*, out: FilePath = "runs/quickstart", seed: Seed = 0, output: Com
 COMMAND = Command(quickstart, "[options]", EXAMPLES)
 
 
-def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
-    started = time.time()
+def _run(run: RunFolder, seed: int, resume: bool, as_json: bool) -> int:
+    started, out = time.time(), run.path
 
     def say(text: Any) -> None:
         print(text, file=sys.stderr if as_json else None, flush=True)
@@ -70,11 +67,10 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     recipe = make_recipe("odd_digit").replace(seed=seed)
     data, optim = recipe.data.replace(name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
     parent = recipe.replace(data=data, where=["none"], optim=optim, epochs=3, control=False)
-    train(parent, out / PARENT, resume=resume, command="recast quickstart")
-    weights = out / PARENT / WEIGHTS
+    train(parent, run.parent, resume=resume, command="recast quickstart")
     say("\n── 2/5  plan, recast, verify; 3/5  train on three digits: the recast network, then the parent the same way")
-    recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(weights)))
-    train(recipe, out, resume=RunFolder(out).is_run, command="recast quickstart", say=say)
+    recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(RunFolder(run.parent).weights)))
+    train(recipe, out, resume=run.is_run, command="recast quickstart", say=say)
     say("\n── 4/5  evaluate the three arms on 1,000 canvases of held-out digits")
     results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())
     say(format_arms(results.rows, results.differences, compared_with(out, results.rows)))

@@ -13,7 +13,6 @@ from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
 from recast.lab.config import Recipe
 from recast.lab.config.text import load_recipe, override
-from recast.lab.folder.names import CONTROL, METRICS_FILE, RECIPE
 from recast.lab.folder.records import ARMS
 from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.recipes import find_recipe, make_recipe, recipes, recipes_by_paper
@@ -109,13 +108,14 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
         if name is None:
             raise RecastError("no recipe: give a name of docs/recipes.md, a recipe.yaml, or --resume RUN")
         if RunFolder(name).is_run and find_recipe(name) is None:
-            raise RecastError(f"{name} is a run: continue it with --resume {name}, or repeat it from {name}/{RECIPE}")
+            repeat = RunFolder(name).recipe_file
+            raise RecastError(f"{name} is a run: continue it with --resume {name}, or repeat it from {repeat}")
         return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
     for other, value in (("RECIPE", name), ("--out", out)):
         if value is not None:
             raise RecastError(f"--resume uses the run's own folder and recipe: drop {other}")
     if not (run := RunFolder(str(resume))).is_run:
-        raise RecastError(f"{resume} holds no run to resume: it has no {RECIPE}")
+        raise RecastError(f"{resume} holds no run to resume: it has no {run.recipe_file.name}")
     return run.recipe()
 
 
@@ -139,10 +139,11 @@ def _arms(out: Path) -> str:
     from recast.lab.task import task_of
     from recast.lab.training.metrics import read_metrics
 
-    recipe = RunFolder(out).recipe()
+    run = RunFolder(out)
+    recipe = run.recipe()
     metric = task_of(recipe.task).main[1]
-    trained, control = (read_metrics(folder / METRICS_FILE) for folder in (out, out / CONTROL))
-    before = "Parent before training" if RunFolder(out).has_new_parent(recipe.model) else "Parent"
+    trained, control = (read_metrics(file) for file in (run.metrics, RunFolder(run.control).metrics))
+    before = "Parent before training" if run.has_new_parent(recipe.model) else "Parent"
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]
@@ -159,6 +160,6 @@ def _summary(out: Path) -> dict[str, Any]:
     """Return the last row of metrics.jsonl of each arm; None for an arm that was not trained."""
     from recast.lab.training.metrics import read_metrics
 
-    arms = {"recast": out, "finetuned": out / CONTROL}
-    rows = {arm: read_metrics(folder / METRICS_FILE) for arm, folder in arms.items()}
-    return {"run": str(out), "last_epoch": {arm: rows[arm][-1] if rows[arm] else None for arm in arms}}
+    folders = {"recast": out, "finetuned": RunFolder(out).control}
+    rows = {arm: read_metrics(RunFolder(folder).metrics) for arm, folder in folders.items()}
+    return {"run": str(out), "last_epoch": {arm: rows[arm][-1] if rows[arm] else None for arm in folders}}

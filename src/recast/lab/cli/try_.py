@@ -80,12 +80,11 @@ def try_(
     if settings.data.bad_image == "skip":
         images = without_unreadable(images, "train", "val")
     planned = settings.plan_of(parent, images.example)
+    shows = not output.quiet and sys.stderr.isatty()
     try:
         answer = run(
-            parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device,
-            progress=not output.quiet and sys.stderr.isatty(),
-            say=say,
-        )  # fmt: skip
+            parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device, progress=shows, say=say
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; run the same command again to continue") from None
     if output.as_json:

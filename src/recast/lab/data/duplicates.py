@@ -24,7 +24,6 @@ from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageTensors, LabelledImages
 from recast.lab.data.images import check_regular, opened, to_rgb
 from recast.lab.data.sources import Data
-from recast.lab.folder.names import DUPLICATES
 from recast.lab.folder.tables import write_rows
 
 MOST_FILES = 100_000
@@ -59,18 +58,18 @@ def find_duplicates(train: LabelledImages, val: LabelledImages) -> tuple[dict[in
     return dict(sorted((alike | pairs).items())), ""
 
 
-def report_duplicates(data: Data, folder: Path) -> str:
-    """Return a line about duplicates and write them to RUN/duplicates.csv; empty if there are none."""
+def report_duplicates(data: Data, path: Path) -> str:
+    """Return a line about duplicates and write them to the CSV file `path`; empty if there are none."""
     pairs, unchecked = find_duplicates(data.train, data.val)
     if not pairs:
         return f"duplicates: none found; {unchecked}" if unchecked else ""
     names = [(data.val.image_name(first), data.train.image_name(second)) for first, second in pairs.items()]
-    write_rows(folder / DUPLICATES, ("validation", "training"), names)
+    write_rows(path, ("validation", "training"), names)
     share = 100 * len(pairs) / len(data.val)
     examples = listed([f"{first} = {second}" for first, second in names], 2)
     return (
         f"duplicates: {len(pairs)} of {len(data.val)} validation images ({share:.2g} %) are training images too, which "
-        f"raises the accuracy: {examples}; all pairs: {folder / DUPLICATES}" + f"; {unchecked}" * bool(unchecked)
+        f"raises the accuracy: {examples}; all pairs: {path}" + f"; {unchecked}" * bool(unchecked)
     )
 
 

@@ -249,8 +249,9 @@ def assemble(
     if small := [images.pixels.nbytes for images in parts if isinstance(images, SmallImages)]:
         warnings.warn(
             f"{raw.name} is kept in memory at its own size ({sum(small) / 2**30:.1f} GiB) and each image resized when "
-            f"read, as all take {whole / 2**30:.1f} GiB at {img_size} pixels", stacklevel=2,
-        )  # fmt: skip
+            f"read, as all take {whole / 2**30:.1f} GiB at {img_size} pixels",
+            stacklevel=2,
+        )
     if in_chans is not None and augment is not None:
         augment = replace(augment, auto_augment=None, color_jitter=0.0)
     train = train.augmented(resolve(augment, train.img_size, crop=raw.crop, flip=raw.flip))
@@ -260,10 +261,8 @@ def assemble(
         classes, groups = groups.names, None
     options = ("img_size", "test_size", "mean", "std")
     given = {name: value for name in options if (value := getattr(config, name)) is not None}
-    return Data(
-        raw.name, train, val, classes, mean, std, train.img_size, groups, False, tuple(bad), raw.kinds, in_chans,
-        given, is_held_out,
-    )  # fmt: skip
+    others = (groups, False, tuple(bad), raw.kinds, in_chans, given, is_held_out)
+    return Data(raw.name, train, val, classes, mean, std, train.img_size, *others)
 
 
 def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -12,10 +12,8 @@ import numpy as np
 from recast.errors import first_line
 from recast.files import replaced
 from recast.lab.evaluation.intervals import PERCENT, POINTS, Interval, interval
-from recast.lab.folder.names import SCORES
 from recast.reading import check_archive
 
-PATH = Path(SCORES, "images.npz")
 Key = tuple[str, str, str]
 """Suite, metric and model."""
 
@@ -29,13 +27,13 @@ class ImageValues:
     """True if each is the percentage of an image, from 0 to 100."""
 
 
-def write_images(run: Path, images: Mapping[Key, ImageValues], suites: Collection[str]) -> None:
-    """Replace the values of these suites in a run folder."""
-    lines = {key: each for key, each in read_images(run).items() if key[0] not in suites}
+def write_images(path: Path, images: Mapping[Key, ImageValues], suites: Collection[str]) -> None:
+    """Replace the values of these suites in the file of a run."""
+    lines = {key: each for key, each in read_images(path).items() if key[0] not in suites}
     lines |= {key: each for key, each in images.items() if key[0] in suites}
     arrays = {str(place): each.values.astype(np.float32) for place, each in enumerate(lines.values())}
-    (run / PATH).parent.mkdir(exist_ok=True)
-    with replaced(run / PATH) as temporary, temporary.open("wb") as file:
+    path.parent.mkdir(exist_ok=True)
+    with replaced(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(
             file,
             keys=np.array(list(lines), dtype=str).reshape(-1, 3),
@@ -44,17 +42,17 @@ def write_images(run: Path, images: Mapping[Key, ImageValues], suites: Collectio
         )
 
 
-def read_images(run: Path) -> dict[Key, ImageValues]:
-    """Return the values of a run folder; empty if it has none, and with a warning if the file is damaged."""
-    if not (run / PATH).is_file():
+def read_images(path: Path) -> dict[Key, ImageValues]:
+    """Return the values in the file of a run; empty if it is missing, and with a warning if it is damaged."""
+    if not path.is_file():
         return {}
     try:
-        with (run / PATH).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             check_archive(stored.zip)
             lines = enumerate(zip(stored["keys"].tolist(), stored["are_percentages"].tolist(), strict=True))
             return {tuple(key): ImageValues(stored[str(place)].astype(float), bool(is_)) for place, (key, is_) in lines}
     except Exception as error:  # a damaged file can raise anything
-        warnings.warn(f"{run / PATH} is damaged ({first_line(error)}); recast evaluate writes it again", stacklevel=2)
+        warnings.warn(f"{path} is damaged ({first_line(error)}); recast evaluate writes it again", stacklevel=2)
         return {}
 
 

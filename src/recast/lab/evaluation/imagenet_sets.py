@@ -30,14 +30,13 @@ from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions
 from recast.lab.evaluation.suites import CATEGORIES, SEVERITIES, SUITES
 
+_V2 = "imagenetv2-matched-frequency"
 SETS = {
     "imagenet-a": ("imagenet_a", "imagenet-a"),
     "imagenet-r": ("imagenet_r", "imagenet-r"),
-    "imagenet-v2": (
-        "imagenet", "imagenet-v2", "imagenetv2-matched-frequency-format-val", "imagenetv2-matched-frequency",
-    ),
+    "imagenet-v2": ("imagenet", "imagenet-v2", f"{_V2}-format-val", _V2),
     "imagenet-c": ("imagenet", "imagenet-c", "imagenet_c", "imagenetc"),
-}  # fmt: skip
+}
 """`imagenet_wnids` of each set, and possible names of its folder."""
 WNID = re.compile(r"n\d{8}")
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})")

@@ -22,7 +22,6 @@ from recast.lab.evaluation.image_values import write_images
 from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.folder.files import locked, read_json, write_json
-from recast.lab.folder.names import ANALYSIS, DIFFERENCES, PROVENANCE, ROWS, SCORES
 from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import write_table
@@ -55,12 +54,11 @@ def evaluate_run(
     the folder.
     """
     check_suites(suites)
-    folder = Path(folder)
     with locked(folder):
-        _check_files(folder)
+        _check_files(RunFolder(folder))
         run = open_run(folder, data_dir)
         check_data(suites, run.data)
-        check_same(folder, run.data, goes_on=False)
+        check_same(run.folder, run.data, goes_on=False)
         data = _labelled(run, suites, options)
         if run.recipe.data.bad_image == "skip":
             data = without_unreadable(data, "val")
@@ -68,13 +66,13 @@ def evaluate_run(
                 data = without_unreadable(data, "train")
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
-            with_new_classifier=frozenset({"parent"} if RunFolder(folder).has_new_parent(run.recipe.model) else ()),
+            with_new_classifier=frozenset({"parent"} if run.folder.has_new_parent(run.recipe.model) else ()),
         )
-        scores, results = folder / SCORES, Results()
+        results = Results()
         # suites that share a pass are measured together, and each group is written when it is finished
         for together in passes(suites):
             begin = time.time()
-            measured = measure(context, together, run=folder.resolve().name, cache=scores, progress=progress)
+            measured = measure(context, together, run=run.folder.name, cache=run.folder.scores, progress=progress)
             context.store.clear()  # features of a group may fill the memory
             _write(run, measured, together, context, command, time.time() - begin)
             results.extend(measured)
@@ -82,11 +80,11 @@ def evaluate_run(
         return results
 
 
-def _check_files(folder: Path) -> None:
+def _check_files(folder: RunFolder) -> None:
     """Raise RecastError for files that results cannot be added to, before anything is measured."""
     _provenance(folder)
-    for name, kind in ((ROWS, Row), (DIFFERENCES, Difference)):
-        RunFolder(folder).records(name, kind)
+    folder.rows()
+    folder.differences()
 
 
 def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
@@ -105,9 +103,9 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
     return data_of_recipe(run.recipe, grouping)
 
 
-def _provenance(folder: Path) -> dict[str, Any]:
+def _provenance(folder: RunFolder) -> dict[str, Any]:
     """Return the content of evaluation.json, {"suites": {...}}."""
-    path = folder / PROVENANCE
+    path = folder.provenance
     content = read_json(path, "suites") if path.is_file() else {"suites": {}}
     require(f"suites of {path}", content["suites"])
     return content
@@ -121,8 +119,7 @@ def _write(
     Results on some of the images (num_images) do not replace those on more images.
     """
     content, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
-    path, written = run.folder / ROWS, set()
-    older = RunFolder(run.folder).records(ROWS, Row)
+    older, written = run.folder.rows(), set()
     for name in suites:
         rows = [row for row in results.rows if row.suite == name]
         if not rows and name not in results.tables:
@@ -151,9 +148,9 @@ def _write(
             "machine": f"{machine['platform']}, {machine['cpu_count']} CPUs",
             "versions": {package: str(machine[package]) for package in ("recast", "torch", "timm", "python")},
         }
-    write_records(path, Row, [row for row in results.rows if row.suite in written])
-    write_records(run.folder / DIFFERENCES, Difference, [d for d in results.differences if d.suite in written])
-    write_images(run.folder, results.images, written)
+    write_records(run.folder.rows_file, Row, [row for row in results.rows if row.suite in written])
+    write_records(run.folder.differences_file, Difference, [d for d in results.differences if d.suite in written])
+    write_images(run.folder.image_values, results.images, written)
     for name in results.tables.keys() & written:
-        write_table(run.folder / ANALYSIS, results.tables[name])
-    write_json(run.folder / PROVENANCE, content)
+        write_table(run.folder.analysis, results.tables[name])
+    write_json(run.folder.provenance, content)

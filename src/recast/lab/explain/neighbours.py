@@ -21,8 +21,8 @@ from recast.lab.evaluation.runner import open_context
 from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, rgb_bytes
 from recast.lab.explain.write import check_target
 from recast.lab.folder.files import check_ours
-from recast.lab.folder.names import EXPLAIN
 from recast.lab.folder.records import ARMS
+from recast.lab.folder.run import RunFolder
 from recast.lab.open import data_of_recipe, open_run
 from recast.lab.pages.formats import png
 from recast.lab.pages.template import fill_page
@@ -107,8 +107,8 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
 
     Classes are shown even if the run was trained with groups of them, which stand beside them.
     """
-    folder = Path(options.subject)
-    target = Path(options.out) if options.out else folder / EXPLAIN / f"neighbours-{page_stem(options.images)}.html"
+    page = f"neighbours-{page_stem(options.images)}.html"
+    target = Path(options.out) if options.out else RunFolder(options.subject).explain / page
     for name, value in {"layer": options.layer, "outputs": options.outputs}.items():
         if value is not None:
             raise RecastError(f"--neighbours compares features only: drop --{name}")
@@ -116,7 +116,7 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
         check_target(target)
     check_ours(target)
     images = find_inputs(options.images)
-    run = open_run(folder, options.data_dir)
+    run = open_run(options.subject, options.data_dir)
     data, trained = run.data, run.recipe.data
     if (grouping := run.recipe.grouping).learns_groups:
         data = data_of_recipe(run.recipe, grouping.with_labels(None))

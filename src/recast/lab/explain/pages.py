@@ -17,9 +17,7 @@ from recast.lab.explain.inputs import find_inputs, imagenet_names, page_stem, re
 from recast.lab.explain.make import ASSUMED, make_scene
 from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_scene
-from recast.lab.folder.names import ROWS
-from recast.lab.folder.records import ARMS, Row
-from recast.lab.folder.run import RunFolder
+from recast.lab.folder.records import ARMS
 from recast.lab.open import SAVED, check_same, names_a_run, open_model, open_run, weights_of
 from recast.lab.task import task_named
 from recast.layers.pool_config import AttentionPooling
@@ -148,13 +146,13 @@ def _explain_run(
         check_same(run.folder, data, goes_on=False)
     notes: list[str] = []
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
-    rows = RunFolder(run.folder).records(ROWS, Row)
-    if "parent" in arms and (reason := RunFolder(run.folder).why_no_baseline(recipe.model, len(data.classes), rows)):
+    rows = run.folder.rows()
+    if "parent" in arms and (reason := run.folder.why_no_baseline(recipe.model, len(data.classes), rows)):
         del arms["parent"]
         notes.append(f"Predictions of the parent before training are not shown: {reason}.")
     device, shape = choose_device(options.device), size or (data.test_size, data.test_size)
     about = [
-        ("Run", run.folder.resolve().name),
+        ("Run", run.folder.name),
         ("Network", recipe.model.name),
         ("Data", f"{recipe.data.title}, {len(data.classes)} classes"),
         *_changes(recipe),
@@ -165,11 +163,9 @@ def _explain_run(
     title = f"{recipe.model.name} on {recipe.data.title}"
     networks = {"recast": run.models["finetuned"]} if recipe.is_plain else run.models
     networks = {arm: networks[arm].to(device) for arm in arms}
-    scene = make_scene(
-        title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *remarks], about,
-        options.outputs or task_named(data.val.task).outputs, parse_bands(options.bands),
-    )  # fmt: skip
-    return scene, remarks
+    norm, outputs = (data.mean, data.std), options.outputs or task_named(data.val.task).outputs
+    words, bands = (arms, [*notes, *remarks], about), parse_bands(options.bands)
+    return make_scene(title, inputs, networks, data.classes, norm, *words, outputs, bands), remarks
 
 
 def parse_bands(text: str | None) -> tuple[int, ...]:

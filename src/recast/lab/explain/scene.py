@@ -83,9 +83,14 @@ class Maps:
 
     @classmethod
     def of(
-        cls, values: Floats, rows: tuple[int, ...], columns: tuple[int, ...], pool: int = 1,
-        names: tuple[str, ...] = (), signed: bool = False,
-    ) -> Maps:  # fmt: skip
+        cls,
+        values: Floats,
+        rows: tuple[int, ...],
+        columns: tuple[int, ...],
+        pool: int = 1,
+        names: tuple[str, ...] = (),
+        signed: bool = False,
+    ) -> Maps:
         """Quantize values (H, I', J', Y', X'). Negative values become 0 unless `signed`."""
         values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         values = values if signed else np.maximum(values, 0.0)

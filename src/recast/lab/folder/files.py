@@ -9,23 +9,25 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from recast.errors import RecastError
 from recast.files import check_path, require, write_text
 from recast.json_text import parse_json
-from recast.lab.folder.names import ANALYSIS, CONTROL, EXPLAIN, LOCK, SCORES, STATES
 from recast.reading import decode, read_bytes
 
+T = TypeVar("T")
 TEMPORARY = re.compile(r"\..+?\.(\d+)(\.[0-9a-f]+)?\.tmp")
 """Names of `replaced`, with the number of the process."""
-FOLDERS = (STATES, CONTROL, SCORES, ANALYSIS, EXPLAIN)
+FOLDERS = STATES, CONTROL, SCORES, ANALYSIS, EXPLAIN = "resume", "finetuned", "scores", "analysis", "explain"
 """Folders of a run, which must lie in it."""
+LOCK = ".lock"
+"""An empty file in a folder that is being written."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
 """In the pages and the PNG pictures that we write."""
 
@@ -123,6 +125,11 @@ def _read(path: str | Path) -> bytes:
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
     """Read the JSON object in a file. Raises RecastError if it lacks one of the keys."""
     return require(str(path), parse_json(read_text(path), path), keys)
+
+
+def read_existing(path: Path, reader: Callable[[Path], T]) -> T | None:
+    """Return what a function reads from a file; None if it is missing."""
+    return reader(path) if path.is_file() else None
 
 
 def read_names(path: Path) -> list[str]:

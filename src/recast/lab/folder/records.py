@@ -19,7 +19,7 @@ from typing import Any
 from recast.analysis.thresholds import AWAKE, UNIFORM
 from recast.config import read
 from recast.errors import RecastError
-from recast.lab.folder.tables import columns_of, read_records, write_rows
+from recast.lab.folder.tables import columns_of, existing_records, write_rows
 from recast.surgery.schedule import Schedule
 
 ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
@@ -264,7 +264,7 @@ def write_records(path: str | Path, kind: type[Row] | type[Difference], records:
     """
     path, new = Path(path), list(records)
     measured = {record.suite for record in new}
-    older = [record for record in (read_records(path, kind) if path.exists() else []) if record.suite not in measured]
+    older = [record for record in existing_records(path, kind) if record.suite not in measured]
     if new:
         older = [replace(record, run=new[0].run) for record in older]
     write_rows(path, columns_of(kind), map(astuple, (*older, *new)))

@@ -79,6 +79,11 @@ def read_records(path: str | Path, kind: type[T]) -> list[T]:
     ]
 
 
+def existing_records(path: Path, kind: type[T]) -> list[T]:
+    """Return the result of `read_records`; nothing if the file is missing."""
+    return read_records(path, kind) if path.is_file() else []
+
+
 def columns_of(kind: type[Any]) -> tuple[str, ...]:
     return tuple(column.name for column in fields(kind))
 

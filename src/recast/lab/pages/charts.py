@@ -253,10 +253,9 @@ def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
     places = spread([(line.points[-1].y - low) / (high - low) for line in order], 8.6 / height)
     for line, place in zip(order, places, strict=True):
         arrow = {"arrowstyle": "-", "color": color(line.role), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
-        axes.annotate(
-            line.end, line.points[-1][:2], xytext=(13, place), textcoords=("offset points", "axes fraction"),
-            va="center_baseline", fontsize=7.2, color=color("muted"), annotation_clip=False, arrowprops=arrow,
-        )  # fmt: skip
+        look: dict[str, Any] = {"va": "center_baseline", "fontsize": 7.2, "color": color("muted"), "arrowprops": arrow}
+        look |= {"textcoords": ("offset points", "axes fraction"), "annotation_clip": False}
+        axes.annotate(line.end, line.points[-1][:2], xytext=(13, place), **look)
 
 
 def spread(positions: Sequence[float], gap: float) -> list[float]:

@@ -153,11 +153,11 @@ def read_papers(paths: Sequence[Path]) -> dict[str, list[Entry]]:
             if "gmac" in table:
                 cost = compute(values, table["gmac"], table.get("teacher_gmac", 0.0), table.get("data")) + cost
             source = f"{paper['paper']}: {table['experiment']}" if "experiment" in table else table["paper"]
-            entries[paper["paper"]].append(Entry(
-                name, table["title"], source, table["expected"], cost, table["inferred"], values,
-                after=table.get("after"), needs_weights="after" in table or table.get("needs_weights", False),
-                memory=paper.get("memory", {}).get(name), given_command=table.get("command"), data=table.get("data"),
-            ))  # fmt: skip
+            more: dict[str, Any] = {"after": table.get("after"), "given_command": table.get("command")}
+            needs, memory = "after" in table or table.get("needs_weights", False), paper.get("memory", {}).get(name)
+            more |= {"needs_weights": needs, "memory": memory, "data": table.get("data")}
+            entry = Entry(name, table["title"], source, table["expected"], cost, table["inferred"], values, **more)
+            entries[paper["paper"]].append(entry)
     return entries
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.folder.files import check_ours
-from recast.lab.folder.names import REPORT
+from recast.lab.folder.run import RunFolder
 from recast.lab.plugins import optional_package
 
 if TYPE_CHECKING:
@@ -51,11 +51,12 @@ def _target(folders: Sequence[Path], out: Path | str | None) -> Path:
         raise RecastError("a report needs at least one run folder, got none")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise RecastError("a report takes every run once, got one twice")
+    default = RunFolder(folders[0]).report
     if out is not None:
         target = Path(out)
-        check_place(target, "the report", REPORT)
+        check_place(target, "the report", default.name)
     elif len(folders) == 1:
-        target = folders[0] / REPORT
+        target = default
     else:
         raise RecastError(f"a report of {len(folders)} runs has no default file: add --out report.html")
     check_ours(target)

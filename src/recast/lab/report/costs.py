@@ -12,7 +12,6 @@ from typing import Any
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.evaluation.suites import METRICS, SUITES, base, of_kind
-from recast.lab.folder.names import CONTROL, METRICS_FILE
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.run import RunFolder
 from recast.lab.pages import formats
@@ -83,12 +82,13 @@ def parent_seconds(folder: Path, recipe: Recipe) -> float:
     checkpoint = recipe.model.checkpoint
     if checkpoint is None:
         return math.nan if recipe.model.pretrained else 0.0
-    arm = (folder / checkpoint).resolve().parent
-    earlier = RunFolder(arm.parent if arm.name == CONTROL else arm)
-    if earlier.path == folder.resolve() or not (earlier.is_run and (arm / METRICS_FILE).is_file()):
+    arm = RunFolder((folder / checkpoint).resolve().parent)
+    above = RunFolder(arm.path.parent)
+    earlier = above if arm.path == above.control else arm
+    if earlier.path == folder.resolve() or not (earlier.is_run and arm.metrics.is_file()):
         return math.nan
     try:
-        seconds = sum(row.seconds or 0.0 for row in read_epochs(arm / METRICS_FILE))
+        seconds = sum(row.seconds or 0.0 for row in read_epochs(arm.metrics))
         return seconds + parent_seconds(earlier.path, earlier.recipe())
     except RecastError:
         return math.nan

@@ -169,7 +169,5 @@ def _head_chart(
     series = [Series("", lines[head], "recast", "thin", labels[head]) for head in heads]
     if len(heads) > 1:
         series.append(Series("", list(map(Point, values, every[:, heads].mean(axis=1).tolist())), "ink", "thick"))
-    return series_chart(
-        f"{quantity}_{name}", f"{symbol}, {meaning}", series,
-        size=SMALL, right=0.86, xlabel="epoch", whole_x=True, level=(start, "muted"), **axis,
-    )  # fmt: skip
+    axis |= {"size": SMALL, "right": 0.86, "xlabel": "epoch", "whole_x": True, "level": (start, "muted")}
+    return series_chart(f"{quantity}_{name}", f"{symbol}, {meaning}", series, **axis)

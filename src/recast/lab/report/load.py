@@ -24,11 +24,10 @@ from recast.lab.config import Recipe
 from recast.lab.config.text import SEAL
 from recast.lab.evaluation.image_values import ImageValues, Key, read_images
 from recast.lab.evaluation.suites import METRICS
-from recast.lab.folder import names
-from recast.lab.folder.files import read_json, read_lines, read_names, read_text
+from recast.lab.folder.files import read_existing, read_json, read_lines, read_names, read_text
 from recast.lab.folder.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
 from recast.lab.folder.run import RunFolder, follow_up
-from recast.lab.folder.tables import read_table
+from recast.lab.folder.tables import existing_records, read_table
 from recast.lab.task import task_of_data
 from recast.surgery.plan import Plan
 from recast.surgery.records import Step
@@ -135,7 +134,7 @@ class Run:
     @cached_property
     def images(self) -> dict[Key, ImageValues]:
         """What each image contributes to the values of rows.csv; empty if the run has no file of it."""
-        images = read_images(self.path)
+        images = read_images(RunFolder(self.path).image_values)
         return {
             (suite, metric, model): each
             for (suite, metric, model), each in images.items()
@@ -164,28 +163,26 @@ def read_run(path: Path) -> Run:
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected a folder written by `recast train`)")
     run = RunFolder(path)
-    recipe_text = read_text(path / names.RECIPE).partition(SEAL)[0]
+    recipe_text = read_text(run.recipe_file).partition(SEAL)[0]
     recipe = run.recipe()
     return Run(
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
         plan=None if recipe.is_plain else run.plan(),
-        metrics=read_epochs(path / names.METRICS_FILE),
-        control=run.read(f"{names.CONTROL}/{names.METRICS_FILE}", read_epochs) or [],
-        verify=run.read(names.VERIFY_FILE, lambda file: read_json(file, *VERIFY)),
-        environment=run.read(names.ENVIRONMENT, read_json) or {},
-        rows=run.records(names.ROWS, Row),
-        differences=run.records(names.DIFFERENCES, Difference),
-        fourier=run.records(f"{names.ANALYSIS}/fourier.csv", FourierLine),
-        cka=run.records(f"{names.ANALYSIS}/cka.csv", SimilarityLine),
-        frontier=run.records(f"{names.ANALYSIS}/frontier.csv", FrontierLine),
-        agreement=run.read(f"{names.ANALYSIS}/agreement.csv", _agreement) or [],
-        classes=tuple(run.read(names.CLASSES, read_names) or ()),
-        switching=run.read(
-            names.SCHEDULE_FILE, lambda file: Switching.from_dict(read_json(file, *SCHEDULE), f"{file}")
-        ),
-        name=path.resolve().name,
+        metrics=read_epochs(run.metrics),
+        control=read_existing(RunFolder(run.control).metrics, read_epochs) or [],
+        verify=read_existing(run.verify, lambda file: read_json(file, *VERIFY)),
+        environment=read_existing(run.environment, read_json) or {},
+        rows=run.rows(),
+        differences=run.differences(),
+        fourier=existing_records(run.table("fourier"), FourierLine),
+        cka=existing_records(run.table("cka"), SimilarityLine),
+        frontier=existing_records(run.table("frontier"), FrontierLine),
+        agreement=read_existing(run.table("agreement"), _agreement) or [],
+        classes=tuple(read_existing(run.classes_file, read_names) or ()),
+        switching=read_existing(run.schedule, lambda file: Switching.from_dict(read_json(file, *SCHEDULE), f"{file}")),
+        name=run.name,
     )
 
 

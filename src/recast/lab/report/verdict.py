@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from recast.errors import listed
 from recast.lab.config.text import flat, how_it_runs, paths
-from recast.lab.evaluation.image_values import PATH, over_seeds
+from recast.lab.evaluation.image_values import over_seeds
 from recast.lab.evaluation.intervals import Interval, interval
 from recast.lab.evaluation.suites import METRICS, base
 from recast.lab.folder.files import number
@@ -204,7 +204,7 @@ def mean_of(runs: Sequence[Run], suite: str, metric: str, arm: str, other: str =
 def no_images(runs: Sequence[Run]) -> str:
     """Return why several runs have no interval, and what to do."""
     if missing := [run.name for run in runs if {(*run.main, "recast"), (*run.main, "finetuned")} - run.images.keys()]:
-        return f"{listed(missing, 2)} lacks the scores of rows.csv in {PATH}; run recast evaluate"
+        return f"{listed(missing, 2)} lacks the scores of rows.csv in RUN/scores/images.npz; run recast evaluate"
     return "the runs were measured on different images"
 
 

@@ -24,7 +24,7 @@ from recast.errors import RecastError, first_line
 from recast.files import free_space, replaced
 from recast.lab.config import Recipe
 from recast.lab.config.text import changes, may_change
-from recast.lab.folder.names import STATES
+from recast.lab.folder.run import RunFolder
 from recast.lab.task import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
@@ -80,18 +80,13 @@ class State:
         return self.model if self.loss is None or self.loss.evaluated is None else self.loss.evaluated
 
 
-def states(folder: Path) -> list[Path]:
-    """Return the states of the run in `folder`, oldest first."""
-    return [path for path in sorted((folder / STATES).glob("state-*.pt")) if path.is_file()]
-
-
-def newest_state(folder: Path) -> str:
+def newest_state(folder: RunFolder) -> str:
     """Return a phrase for messages that names the newest state."""
-    paths = states(folder)
+    paths = folder.saved_states()
     return f"the newest state is {paths[-1]}" if paths else "there is no state yet"
 
 
-def save_state(state: State, settings: dict[str, Any], folder: Path, images: int) -> None:
+def save_state(state: State, settings: dict[str, Any], folder: RunFolder, images: int) -> None:
     """Write this state, then drop all but the `KEPT` newest.
 
     `settings` are `Recipe.plain`, `images` is the size of the training set, which must be the same on resume. Raises
@@ -105,7 +100,7 @@ def save_state(state: State, settings: dict[str, Any], folder: Path, images: int
                 f"{bad} is not finite after epoch {position.epoch}, step {position.step}: lower optim.lr or "
                 f"optim.gate_lr, or set optim.clip_grad; {newest_state(folder)}"
             )
-    path = folder / STATES / f"state-{position.epoch:05d}-{position.step:08d}.pt"
+    path = folder.states / f"state-{position.epoch:05d}-{position.step:08d}.pt"
     names = {id(p): name for name, p in state.model.named_parameters()}
     content = {
         "version": VERSION,
@@ -126,24 +121,24 @@ def save_state(state: State, settings: dict[str, Any], folder: Path, images: int
         with replaced(path) as temporary:
             torch.save(content, temporary)
     except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
-        space = f"its disk has {free_space(folder)} left"
+        space = f"its disk has {free_space(folder.path)} left"
         raise RecastError(
             f"cannot save the state in {path.parent} ({first_line(error)}; {space}); {newest_state(folder)}"
         ) from None
-    paths = states(folder)
+    paths = folder.saved_states()
     number = paths.index(path) + 1
     for old in (*paths[: max(0, number - KEPT)], *paths[number:]):  # later ones belong to an abandoned continuation
         old.unlink(missing_ok=True)
 
 
-def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path | None = None) -> Path:
+def restore_(state: State, recipe: Recipe, folder: RunFolder, images: int, path: Path | None = None) -> Path:
     """Load the newest whole state on disk (or the one in `path`) into `state`; returns its path.
 
     Damaged states are skipped with a warning. Raises RecastError if none is left, or if it belongs to another recipe
     (every difference is listed), model or number of training images.
     """
-    start_again = f"delete {folder / 'resume'} to train again from the start"
-    content, path = _newest(states(folder) if path is None else [path], folder, start_again)
+    start_again = f"delete {folder.states} to train again from the start"
+    content, path = _newest(folder.saved_states() if path is None else [path], folder, start_again)
     if content["version"] != VERSION:
         raise RecastError(f"{path} has version {content['version']}, expected {VERSION}: {start_again}")
     if changed := changes(read(Recipe, content["recipe"], str(path)), recipe, ignore=may_change()):
@@ -175,7 +170,7 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path
     return path
 
 
-def _newest(candidates: list[Path], folder: Path, start_again: str) -> tuple[dict[str, Any], Path]:
+def _newest(candidates: list[Path], folder: RunFolder, start_again: str) -> tuple[dict[str, Any], Path]:
     """Return the content and path of the newest state that is whole."""
     for path in reversed(candidates):
         try:
@@ -188,4 +183,4 @@ def _newest(candidates: list[Path], folder: Path, start_again: str) -> tuple[dic
             return content, path
         except Exception as error:  # a damaged file can break the reader in any way
             warnings.warn(f"{path} cannot be read ({first_line(error)}); skipping it", stacklevel=3)
-    raise RecastError(f"{folder / 'resume'} holds no complete state of a run: {start_again}")
+    raise RecastError(f"{folder.states} holds no complete state of a run: {start_again}")

@@ -45,9 +45,14 @@ class Teacher:
     """
 
     def __init__(
-        self, model: nn.Module, *, student: Normalisation, norm: Normalisation | None = None,
-        amp: torch.dtype | None = None, device: torch.device | str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        *,
+        student: Normalisation,
+        norm: Normalisation | None = None,
+        amp: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
         norm = norm or student
         self.model = copy.deepcopy(model).eval().requires_grad_(False).to(device)
         self.amp, self.channels = amp, len(student[0])

@@ -23,12 +23,12 @@ from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
 from recast.lab.folder.files import write_json
-from recast.lab.folder.names import METRICS_FILE, SCHEDULE_FILE, WEIGHTS
 from recast.lab.folder.records import Epoch, Measured
+from recast.lab.folder.run import RunFolder
 from recast.lab.task import Setting, task_of
 from recast.lab.training import distributed
-from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
-from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
+from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state
+from recast.lab.training.distributed import Interrupted, Stopped, held, is_first, on_first, process_count
 from recast.lab.training.metrics import Journal, heads_of, read_metrics, validate
 from recast.lab.training.optim import WarmupDecay, check_trainable, learning_rates, make_optimizer
 from recast.lab.training.regularization import prepare_, train_mode
@@ -80,16 +80,16 @@ def fit(
             finite; no state is saved after it.
         Interrupted: after Ctrl-C or SIGTERM.
     """
-    out = Path(out)
+    folder = RunFolder(out)
     check_trainable(recipe.optim, recipe.amp, recipe.device)
-    log, weights = out / METRICS_FILE, out / WEIGHTS
+    weights = folder.weights
 
     def finished() -> list[dict[str, Any]]:
-        if not resume and (log.exists() or states(out) or weights.exists()):
+        if not resume and (folder.metrics.exists() or folder.has_begun()):
             raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
-        return read_metrics(log) if weights.exists() else []  # written last: the training is finished
+        return read_metrics(folder.metrics) if weights.exists() else []  # written last: the training is finished
 
-    with distributed.process_group(recipe.device) as device, distributed.held(out), stop_signals() as stop, seeded(0):
+    with distributed.process_group(recipe.device) as device, held(folder.path), stop_signals() as stop, seeded(0):
         if rows := on_first(finished):
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
                 final = Plan.from_json(saved, f"{weights}'s plan")  # its pooling is in the model that was given
@@ -97,7 +97,7 @@ def fit(
             load_weights_(model, read_safetensors(weights), weights)
             model.eval()
             return rows
-        loop = _Loop(model, data, recipe, out, device, stop, progress, name, parent, plan, on_step)
+        loop = _Loop(model, data, recipe, folder, device, stop, progress, name, parent, plan, on_step)
         return loop.run(resume, on_start)
 
 
@@ -112,18 +112,18 @@ class _Loop:
     """A training; `run` is the loop."""
 
     def __init__(
-        self, model: nn.Module, data: Data, recipe: Recipe, out: Path, device: torch.device, stop: Event,
+        self, model: nn.Module, data: Data, recipe: Recipe, folder: RunFolder, device: torch.device, stop: Event,
         progress: bool, name: str | None, parent: nn.Module | None, plan: Plan | None,
         on_step: Callable[[int, int, float], object],
     ) -> None:  # fmt: skip
-        self.data, self.recipe, self.out, self.device = data, recipe, out, device
+        self.data, self.recipe, self.folder, self.device = data, recipe, folder, device
         self.stop, self.on_step = stop, on_step
         distributed.check_shares(recipe.data.batch_size, recipe.accumulate, recipe.task)
         check_writable(model)  # before anything is trained: the end, and a resume, load into it
         self.batches = len(self._loader(epoch=1, start=0))
         switches = Switches.of(recipe.schedule, recipe.epochs, plan)
         name = name or ("recast" if recast_layers(model) or switches else "parent")
-        self.journal = Journal(recipe, out, name, self.batches, progress)
+        self.journal = Journal(recipe, folder.metrics, name, self.batches, progress)
         prepare_(model.to(device), recipe)
         distributed.share_(model)  # before anything is copied from it
         self.model = model = distributed.synchronise_batch_norm(model, device) if recipe.sync_bn else model
@@ -149,7 +149,7 @@ class _Loop:
 
     def run(self, resume: bool, on_start: Callable[[], object]) -> list[dict[str, Any]]:
         """Measure epoch 0, then train, measure and save every epoch."""
-        if resume and on_first(lambda: bool(states(self.out))):
+        if resume and on_first(lambda: bool(self.folder.saved_states())):
             self._restore()
         on_first(on_start)
         try:
@@ -158,15 +158,15 @@ class _Loop:
         except Stopped:
             with stop_signals():  # another Ctrl-C must not break off the saving
                 self._save()
-            message = f"interrupted: state saved in {self.out / 'resume'}; continue with fit(..., resume=True)"
+            message = f"interrupted: state saved in {self.folder.states}; continue with fit(..., resume=True)"
             raise Interrupted(message, saved=True) from None
         except KeyboardInterrupt:  # the second Ctrl-C, which may come in the middle of a step
-            raise Interrupted(f"interrupted at once, nothing saved: {newest_state(self.out)}") from None
+            raise Interrupted(f"interrupted at once, nothing saved: {newest_state(self.folder)}") from None
         if self.state.evaluated is not self.model:
             self.model.load_state_dict(self.state.evaluated.state_dict())
         self.model.eval()
         if is_first():
-            path = self.out / WEIGHTS
+            path = self.folder.weights
             write_weights(self.model, path, self.recipe.model, self.data, self.objective.task.keeps_network)
         if self._is_stop_requested():
             raise Interrupted("interrupted: state saved; this training is finished", saved=True)
@@ -175,9 +175,9 @@ class _Loop:
     def _restore(self) -> None:
         """Load the newest state; every process loads the one that the first process chose."""
         images = len(self.data.train)
-        path = on_first(lambda: restore_(self.state, self.recipe, self.out, images))
+        path = on_first(lambda: restore_(self.state, self.recipe, self.folder, images))
         if not is_first():
-            restore_(self.state, self.recipe, self.out, images, path=path)
+            restore_(self.state, self.recipe, self.folder, images, path=path)
             self.state.position.bad_images = []  # the state lists those of the first process
         if self.state.switches is not None:
             self._wrap_again()
@@ -285,7 +285,7 @@ class _Loop:
     def _write_schedule(self) -> None:
         switches = self.state.switches
         if switches is not None and is_first():
-            write_json(self.out / SCHEDULE_FILE, switches.record.to_dict())
+            write_json(self.folder.schedule, switches.record.to_dict())
 
     def _measure(self, skipped: list[str]) -> tuple[float, ...]:
         """Return validation loss and the task's metrics; names of unreadable images go to `skipped`."""
@@ -339,8 +339,8 @@ class _Loop:
         if position.epoch > 0:
             lr, gate_lr = learning_rates(self.state.optimizer)
             speed = self.batches * self.recipe.data.batch_size / position.seconds
-            trained = {"train_loss": position.loss_sum / self.batches, "lr": lr, "gate_lr": gate_lr,
-                       "images_per_second": speed, "data_wait": position.wait}  # fmt: skip
+            trained = {"train_loss": position.loss_sum / self.batches, "lr": lr, "gate_lr": gate_lr}
+            trained |= {"images_per_second": speed, "data_wait": position.wait}
         bad = torch.tensor([len(position.bad_images), len(skipped)])
         bad_images, bad_val_images = distributed.sum_over_processes_(bad, self.device).tolist()
         return Epoch(
@@ -358,7 +358,7 @@ class _Loop:
         """Wait for the device, check every loss and write the state."""
         self._finish()
         with uninterrupted():
-            on_first(lambda: save_state(self.state, self.recipe.plain(), self.out, len(self.data.train)))
+            on_first(lambda: save_state(self.state, self.recipe.plain(), self.folder, len(self.data.train)))
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data
@@ -379,5 +379,5 @@ class _Loop:
 
     def _diverged(self, reason: str) -> None:
         raise (RecastError if is_first() else distributed.ReportedByFirst)(
-            f"the {reason}: lower optim.lr or optim.gate_lr, or set optim.clip_grad; {newest_state(self.out)}"
+            f"the {reason}: lower optim.lr or optim.gate_lr, or set optim.clip_grad; {newest_state(self.folder)}"
         )

@@ -20,7 +20,6 @@ from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import Data, Loader
 from recast.lab.evaluation.suites import METRICS
 from recast.lab.folder.files import json_line, read_lines
-from recast.lab.folder.names import METRICS_FILE
 from recast.lab.folder.records import Epoch, Wakefulness
 from recast.lab.task import task_named, task_of
 from recast.lab.training.checkpoint import Position
@@ -50,10 +49,8 @@ def validate(
     model.eval()
     meter = task_named(data.val.task).meter(data)
     totals = torch.zeros(2, dtype=torch.float64)  # loss, images
-    loader = Loader(
-        data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
-        bad_image=config.bad_image,
-    )  # fmt: skip
+    workers, part, parts = config.workers, process_number(), process_count()
+    loader = Loader(data.val, config.batch_size, workers=workers, part=part, parts=parts, bad_image=config.bad_image)
     for pixels, labels in loader:
         if stop is not None and stop.is_set() and process_count() == 1:
             raise Stopped
@@ -95,8 +92,8 @@ class Journal:
     Only the first process writes and shows.
     """
 
-    def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool) -> None:
-        self.recipe, self.name, self.path, self.batches = recipe, name, out / METRICS_FILE, batches
+    def __init__(self, recipe: Recipe, path: Path, name: str, batches: int, shown: bool) -> None:
+        self.recipe, self.name, self.path, self.batches = recipe, name, path, batches
         self.shown, self.console = shown and is_first(), Console(stderr=True)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         disable = not (self.shown and self.console.is_terminal)

@@ -36,9 +36,8 @@ from recast.lab.data.device import choose_device
 from recast.layers.cmhsa import gated_layers
 from recast.surgery.parameters import param_groups
 
-RATES = {
-    "gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool", "queries_keys": "keys"
-}  # fmt: skip
+RATES = {"gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool"}
+RATES |= {"queries_keys": "keys"}
 """Rate of each kind of group (its name before the slash); other groups have that of the weights."""
 POWERS = {"poly": 0.9, "linear": 1.0}
 STEPS = 27 / 36, 33 / 36
@@ -89,10 +88,8 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Op
     lr, options = peak_lr(config, batch_size), optimizer_options(config)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "every recast layer is frozen")  # a recipe says what it freezes
-        groups = param_groups(
-            model, lr, config.gate_lr, config.weight_decay, config.layer_decay, pool_lr=config.pool_lr,
-            qk_lr=config.qk_lr,
-        )  # fmt: skip
+        rates: dict[str, Any] = {"pool_lr": config.pool_lr, "qk_lr": config.qk_lr}
+        groups = param_groups(model, lr, config.gate_lr, config.weight_decay, config.layer_decay, **rates)
     if not groups:
         raise RecastError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
     for group in groups:

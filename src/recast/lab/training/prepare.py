@@ -22,7 +22,6 @@ from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import read_labels
-from recast.lab.folder.names import PARENT_WEIGHTS, RECIPE
 from recast.lab.folder.run import RunFolder, follow_up, is_kept_parent
 from recast.lab.task import task_of
 from recast.lab.training.distributed import check_shares
@@ -70,9 +69,9 @@ def with_task(recipe: Recipe) -> Recipe:
     return override(recipe, {"data": {"name": "csv_multilabel"}, "task": {"kind": "multilabel"}})
 
 
-def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
+def recipe_of_run(recipe: Recipe, out: RunFolder) -> Recipe:
     """Return the recipe in the run folder with the fields that `may_change` from `recipe`; others must agree."""
-    stored = RunFolder(out).recipe()
+    stored = out.recipe()
     completed = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if recipe.data.img_size is None:
         recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
@@ -80,11 +79,11 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         raise RecastError(
             f"{out} was started with other settings ({', '.join(changed)}): continue it with "
             f"{follow_up('train', '--resume', str(out), functions=recipe.functions)}, or start a new run from "
-            f"{out / RECIPE}"
+            f"{out.recipe_file}"
         )
     # paths that `recipe` leaves open stay as they were, and so do weights of the parent in the run folder
     checkpoint = stored.model.checkpoint
-    if checkpoint is None or Path(checkpoint).parent != out.resolve():
+    if checkpoint is None or Path(checkpoint).parent != out.path.resolve():
         checkpoint = recipe.model.checkpoint or checkpoint
     data = stored.data.replace(
         workers=recipe.data.workers,
@@ -97,7 +96,7 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     return recipe.replace(data=data, model=model, task=task, papers=stored.papers)
 
 
-def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
+def prepare(recipe: Recipe, out: RunFolder, resume: bool) -> Prepared:
     """Load data and parent, and plan. Raises RecastError for every mistake, before anything is written."""
     check_trainable(recipe.optim, recipe.amp, recipe.device)
     check_shares(recipe.data.batch_size, recipe.accumulate, recipe.task)
@@ -218,21 +217,21 @@ def _outputs(parent: nn.Module, data: Data, name: str) -> Any:
         ) from None
 
 
-def _completed(config: ModelConfig, classes: int, out: Path, keeps_parent: bool) -> ModelConfig:
+def _completed(config: ModelConfig, classes: int, out: RunFolder, keeps_parent: bool) -> ModelConfig:
     """Return the config of the parent that replays the run."""
     config = config.replace(num_classes=config.num_classes or classes)
     if not keeps_parent:
         return config
-    path = f"{(out / PARENT_WEIGHTS).resolve()}"
+    path = str(out.parent_weights.resolve())
     return config.replace(checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
 
 
-def _with_copies(papers: Mapping[str, PaperConfig], out: Path) -> tuple[dict[str, PaperConfig], dict[str, str]]:
+def _with_copies(papers: Mapping[str, PaperConfig], out: RunFolder) -> tuple[dict[str, PaperConfig], dict[str, str]]:
     """Return settings of papers that name the copies of their files, and `Prepared.files`."""
     changed, files = dict(papers), dict[str, str]()
     for name, paper in papers.items():
         for field, file in paper.files.items():
             if (path := getattr(paper, field)) is not None:
                 files[file] = decode(read_bytes(path), path)
-                changed[name] = changed[name].replace(**{field: f"{(out / file).resolve()}"})
+                changed[name] = changed[name].replace(**{field: f"{(out.path / file).resolve()}"})
     return changed, files

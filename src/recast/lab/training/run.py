@@ -26,13 +26,12 @@ from recast.lab.data.device import surroundings
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.folder import names
 from recast.lab.folder.files import number, read_json, write_json
 from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.open import check_classes, check_same
 from recast.lab.task import task_of
 from recast.lab.training import distributed
-from recast.lab.training.checkpoint import newest_state, states
+from recast.lab.training.checkpoint import newest_state
 from recast.lab.training.loop import fit, write_weights
 from recast.lab.training.prepare import Prepared, prepare, recipe_of_run, with_task
 from recast.lab.training.switches import WAKING_IMAGES
@@ -86,45 +85,48 @@ def train(
             `fit` does.
         Interrupted: after Ctrl-C or SIGTERM.
     """
-    out = Path(out)
-    with trusting(trust=trust), distributed.process_group(recipe.device) as device, distributed.held(out):
+    folder = RunFolder(out)
+    with trusting(trust=trust), distributed.process_group(recipe.device) as device, distributed.held(folder.path):
         recipe = with_task(recipe)
         if resume:
-            recipe = distributed.first_then_all(lambda: recipe_of_run(recipe, out))
+            recipe = distributed.first_then_all(lambda: recipe_of_run(recipe, folder))
         else:
-            distributed.on_first(RunFolder(out).check_unused)
-        prepared = distributed.first_then_all(lambda: prepare(recipe, out, resume))
+            distributed.on_first(folder.check_unused)
+        prepared = distributed.first_then_all(lambda: prepare(recipe, folder, resume))
         if distributed.is_first():
             say(prepared.pixels)
             for note in _notes(prepared):
                 warnings.warn(note, stacklevel=2)
         if resume:
-            distributed.on_first(lambda: check_classes(out, prepared.data))
-            distributed.on_first(lambda: check_same(out, prepared.data, goes_on=True))
-        with _ending(out, resume, recipe.functions), _Run(prepared, out, device, resume, progress, say, command) as run:
+            distributed.on_first(lambda: check_classes(folder, prepared.data))
+            distributed.on_first(lambda: check_same(folder, prepared.data, goes_on=True))
+        with (
+            _ending(folder, resume, recipe.functions),
+            _Run(prepared, folder, device, resume, progress, say, command) as run,
+        ):
             if prepared.plan is None:
-                run.arm(prepared.parent, "trained", out)
-                return out
+                run.arm(prepared.parent, "trained", folder)
+                return folder.path
             child, plan = run.child(prepared.plan)
-            run.arm(child, "recast", out, plan)
+            run.arm(child, "recast", folder, plan)
             if recipe.control:
-                run.arm(prepared.parent, names.CONTROL, out / names.CONTROL)
-    return out
+                run.arm(prepared.parent, "finetuned", RunFolder(folder.control))
+    return folder.path
 
 
 @contextmanager
-def _ending(out: Path, resume: bool, functions: tuple[str | None, str | None]) -> Iterator[None]:
+def _ending(folder: RunFolder, resume: bool, functions: tuple[str | None, str | None]) -> Iterator[None]:
     """Withdraw a run that failed before its first state; say how to continue one that was interrupted."""
     try:
         yield
     except (RecastError, OSError):  # after the mistake is fixed, the same command starts again
-        if distributed.is_first() and not resume and not states(out):
-            RunFolder(out).remove_first_files()
+        if distributed.is_first() and not resume and not folder.saved_states():
+            folder.remove_first_files()
         raise
     except KeyboardInterrupt as stopped:
-        command = follow_up("train", "--resume", str(out), functions=functions)
+        command = follow_up("train", "--resume", str(folder), functions=functions)
         saved = isinstance(stopped, distributed.Interrupted) and stopped.saved
-        reason = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(out)}"
+        reason = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(folder)}"
         raise distributed.Interrupted(f"{reason}; continue with: {command}", saved) from None
 
 
@@ -148,7 +150,7 @@ class _Run:
     """A run in its folder; a context in which its arms are trained."""
 
     prepared: Prepared
-    out: Path
+    folder: RunFolder
     device: torch.device
     resume: bool
     progress: bool
@@ -161,8 +163,7 @@ class _Run:
         self.recipe, self.data, self.parent = self.prepared.recipe, self.prepared.data, self.prepared.parent
         self.teacher = copy.deepcopy(self.parent) if self.recipe.teacher.kind == "parent" else None
         self.start_time = time.time()
-        weights = self.out / names.WEIGHTS
-        self.has_begun = distributed.on_first(lambda: bool(states(self.out)) or weights.exists())
+        self.has_begun = distributed.on_first(self.folder.has_begun)
 
     def __enter__(self) -> Self:
         if not self.has_begun:
@@ -177,25 +178,25 @@ class _Run:
             if self.environment:
                 seconds = self.environment["seconds"] + time.time() - self.start_time
                 with suppress(OSError):  # a full disk must not hide why the run ended
-                    write_json(self.out / names.ENVIRONMENT, {**self.environment, "seconds": round(seconds, 1)})
+                    write_json(self.folder.environment, {**self.environment, "seconds": round(seconds, 1)})
 
     def open(self) -> None:
         """Write once what is known before training; recipe.yaml comes after the files that resuming requires."""
         if self.environment:
             return
-        path = self.out / names.ENVIRONMENT
+        path = self.folder.environment
         before = read_json(path) if path.is_file() else {}
         if not self.resume:
-            write_json(self.out / names.CLASSES, self.data.classes)
-            write_text(self.out / names.FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
-            if line := report_duplicates(self.data, self.out):
+            write_json(self.folder.classes_file, self.data.classes)
+            write_text(self.folder.fingerprint, json.dumps(fingerprint_of(self.data)) + "\n")
+            if line := report_duplicates(self.data, self.folder.duplicates):
                 self.say(line)
         for name, text in self.prepared.files.items():
-            write_text(self.out / name, text)
+            write_text(self.folder.path / name, text)
         if self.prepared.keeps_parent:
             parent = task_of(self.recipe.task).undone(self.parent)
-            write_weights(parent, self.out / names.PARENT_WEIGHTS, self.recipe.model, self.data)
-        save_recipe(self.recipe, self.out / names.RECIPE)  # also on resume: paths may have changed
+            write_weights(parent, self.folder.parent_weights, self.recipe.model, self.data)
+        save_recipe(self.recipe, self.folder.recipe_file)  # also on resume: paths may have changed
         self.environment = {
             **surroundings(self.device),
             "processes": distributed.process_count(),
@@ -209,28 +210,26 @@ class _Run:
         """Return the network that the recast arm starts with, and its plan; verify it if the run has not begun."""
         is_during = self.recipe.schedule.is_during
         if self.has_begun:
-            plan, child = RunFolder(self.out).plan(), copy.deepcopy(self.parent)
+            plan, child = self.folder.plan(), copy.deepcopy(self.parent)
             if not is_during:
                 recast_(child, plan)  # `fit` loads the weights
         else:
             child, plan = self._recast(plan)
-            distributed.on_first(lambda: write_text(self.out / names.PLAN, plan.to_json()))
+            distributed.on_first(lambda: write_text(self.folder.plan_file, plan.to_json()))
         if is_during and plan.pool is not None:
             with seeded(mix_seed("pool", self.recipe.seed)):
                 recast_(child, plan.without_steps())
         return child, plan
 
-    def arm(self, model: nn.Module, name: str, out: Path, plan: Plan | None = None) -> None:
+    def arm(self, model: nn.Module, name: str, folder: RunFolder, plan: Plan | None = None) -> None:
         """Train an arm into a folder; with the schedule of the recipe if it is the recast one, which has a plan."""
         schedule = self.recipe.schedule if plan is not None else self.recipe.schedule.start
         recipe = self.recipe if name == "trained" else self.recipe.replace(schedule=schedule)
         scheduled = plan if schedule.is_during else None
-        fit(
-            model, self.data, recipe, out, resume=self.resume, progress=self.progress, name=name,
-            parent=self.teacher, plan=scheduled, on_start=self.open,
-        )  # fmt: skip
+        how: dict[str, Any] = {"resume": self.resume, "progress": self.progress, "on_start": self.open}
+        fit(model, self.data, recipe, folder.path, name=name, parent=self.teacher, plan=scheduled, **how)
         if scheduled is not None:
-            distributed.on_first(lambda: write_text(out / names.PLAN, plan_as_trained(scheduled, model).to_json()))
+            distributed.on_first(lambda: write_text(folder.plan_file, plan_as_trained(scheduled, model).to_json()))
 
     def _recast(self, plan: Plan) -> tuple[nn.Module, Plan]:
         """Recast the parent and verify it. Returns the network that training starts with, and its plan.
@@ -262,7 +261,7 @@ class _Run:
         recipe = self.recipe
         batches = self.data.some(self.data.val, VERIFIED, recipe.data, recipe.seed, self.device, whole=True)
         verified = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
-        write_json(self.out / names.VERIFY_FILE, verified.to_dict())
+        write_json(self.folder.verify, verified.to_dict())
         images = f"{verified.images} validation images"
         if schedule is None:
             self.say(f"{plan}\nagainst the parent on {images}: {verified}\n")

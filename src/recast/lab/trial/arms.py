@@ -238,10 +238,8 @@ def with_fitted_head(tail: Tail, trains: Sequence[Bank], device: torch.device) -
         for name in names:
             head.network.get_submodule(name).requires_grad_(True)
         inputs = replace(train, views=tuple(views))
-        train_(
-            head, inputs, inputs.spread(1), rate=HEAD_RATE, updates=HEAD_UPDATES, batch=HEAD_BATCH,
-            seed=0, device=device, follows=False,
-        )  # fmt: skip
+        how: dict[str, Any] = {"rate": HEAD_RATE, "updates": HEAD_UPDATES, "batch": HEAD_BATCH, "follows": False}
+        train_(head, inputs, inputs.spread(1), seed=0, device=device, **how)
         copied = copy.deepcopy(tail)
         for name in names:
             copied.get_submodule(name).load_state_dict(head.network.get_submodule(name).state_dict())

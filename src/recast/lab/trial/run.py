@@ -31,8 +31,8 @@ from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_stratified, hold_out
 from recast.lab.evaluation.model_key import model_key
 from recast.lab.folder.files import locked, read_json, write_json
-from recast.lab.folder.names import DUPLICATES
 from recast.lab.folder.records import Wakefulness
+from recast.lab.folder.run import RunFolder
 from recast.lab.pages.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, epochs, judge, offers
@@ -150,10 +150,8 @@ class _Trial:
         else:
             order_classes_(self.network, data)
         pixels = {name: getattr(data.val if name == "crop_pct" else data, name) for name in PIXELS}
-        settings = {
-            "network": model_key(self.network), "plan": plan.to_json(), "data": fingerprint_of(data), **pixels,
-            "minutes": minutes, "seeds": seeds, "augment": str(data.train.augment),
-        }  # fmt: skip
+        settings = {"network": model_key(self.network), "plan": plan.to_json(), "data": fingerprint_of(data), **pixels}
+        settings |= {"minutes": minutes, "seeds": seeds, "augment": str(data.train.augment)}
         self.settings = json.loads(json.dumps(settings))
         self.before = self._read_before()
         self.parts = split_network(self.network, last_layers(self.network, plan.steps), images)
@@ -196,18 +194,19 @@ class _Trial:
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress)
         self.task = self.bar.add_task("features", total=self.pace.seconds(self.seeds))
+        duplicates = RunFolder(self.out).duplicates
         with locked(self.out), self.bar:
             try:
                 if self.before is None:
                     self._write_trial()
-                if duplicates := report_duplicates(self.data, self.out):
-                    self._note(duplicates)
+                if line := report_duplicates(self.data, duplicates):
+                    self._note(line)
                 return self._answer()
             except RecastError:  # after the mistake is mended, the same command starts again
                 if self.before is None and not self.runs.rows:
                     shutil.rmtree(self.out / FEATURES, ignore_errors=True)
-                    for name in (TRIAL, FILE, DUPLICATES):
-                        (self.out / name).unlink(missing_ok=True)
+                    for path in (self.out / TRIAL, self.out / FILE, duplicates):
+                        path.unlink(missing_ok=True)
                 raise
             except (OSError, SafetensorError) as error:  # a full disk, a folder that became read-only
                 place = getattr(error, "filename", None) or self.out
@@ -252,10 +251,11 @@ class _Trial:
         if (folder := self.out / FEATURES).is_file():
             raise RecastError(f"{folder} is a file: remove it, or choose another folder with --out")
         folder.mkdir(exist_ok=True)
+        how = (views, self.pace.dtype, self.pace.image_bytes, folder, name, self.device)
+        one = self.pace.image
         return store(
-            self.parts, self.data, images, views, self.pace.dtype, self.pace.image_bytes, folder, name, self.device,
-            lambda done: self.bar.advance(self.task, done * self.pace.image), self.say,
-        )  # fmt: skip
+            self.parts, self.data, images, *how, lambda done: self.bar.advance(self.task, done * one), self.say
+        )
 
     def _write_trial(self) -> None:
         write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
@@ -326,10 +326,9 @@ class _Trial:
             return row
         self.bar.update(self.task, description=f"{ARM_NAMES[arm]}, {detail}")
         tail = arms.make(arm, start, self.plan, train, seed, self.device)
-        trained = arms.train_(
-            tail, train, test, rate=rate, updates=updates, batch=self.pace.batch, seed=seed, device=self.device,
-            advance=lambda: self.bar.advance(self.task, seconds),
-        )  # fmt: skip
+        how: dict[str, Any] = {"rate": rate, "updates": updates, "batch": self.pace.batch, "seed": seed}
+        how |= {"device": self.device, "advance": lambda: self.bar.advance(self.task, seconds)}
+        trained = arms.train_(tail, train, test, **how)
         row = key | {"updates": updates, **asdict(trained)}
         if kind == "final" and arm == "recast":
             awake = arms.attention(tail, test, self.device)
@@ -396,10 +395,8 @@ class _Trial:
             )
         awake = [Wakefulness(**row["attention"]) for row in runs["recast"] if row.get("attention")]
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
-        facts = Facts(
-            pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
-            min(pace.updates.values()), self.seeds, pace.ways, tuple(self.notes), tuple(pace.ratios[:ratios]),
-            pace.updates["longer"] / pace.updates["finetuned"],
-        )  # fmt: skip
+        counts = pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views
+        texts, longer = (pace.ways, tuple(self.notes)), pace.updates["longer"] / pace.updates["finetuned"]
+        facts = Facts(*counts, min(pace.updates.values()), self.seeds, *texts, tuple(pace.ratios[:ratios]), longer)
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items() if rows}
         return judge(right, lines, attention, facts)

@@ -235,11 +235,10 @@ def expand_heads(w: Weights) -> Weights:
     center = scatter_heads(w.center, gaussian, num_heads, w.geometry.offsets())
     alpha = scatter_heads(w.alpha, gaussian, num_heads, 1.0)
     shares = scatter_heads(w.gates.gaussian, gaussian, num_heads), scatter_heads(w.gates.content, content, num_heads)
-    heads = tuple(range(num_heads))
+    gates, heads = Gates(*shares, w.gates.has_shift), tuple(range(num_heads))
     return w._replace(
-        query=query, key=key, center=center, alpha=alpha, gates=Gates(*shares, w.gates.has_shift), gaussian_heads=heads,
-        content_heads=heads,
-    )  # fmt: skip
+        query=query, key=key, center=center, alpha=alpha, gates=gates, gaussian_heads=heads, content_heads=heads
+    )
 
 
 def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]) -> Weights:
@@ -253,10 +252,11 @@ def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]
         take_heads(matrix.unflatten(0, (with_content, w.head_dim)), among, with_content).flatten(0, 1)
         for matrix in (w.query, w.key)
     )
+    center, alpha = take_heads(w.center, at, present), take_heads(w.alpha, at, present)
+    gates = Gates(*shares, w.gates.has_shift)
     return w._replace(
-        query=query, key=key, center=take_heads(w.center, at, present), alpha=take_heads(w.alpha, at, present),
-        gates=Gates(*shares, w.gates.has_shift), gaussian_heads=gaussian, content_heads=content,
-    )  # fmt: skip
+        query=query, key=key, center=center, alpha=alpha, gates=gates, gaussian_heads=gaussian, content_heads=content
+    )
 
 
 def nonzero(mask: Tensor) -> tuple[int, ...]:

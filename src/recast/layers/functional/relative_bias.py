@@ -38,13 +38,10 @@ class BiasedMaps(NamedTuple):
 
 def offset_ranges(geometry: Geometry, height: int, width: int) -> tuple[slice, slice]:
     """Return row and column offsets from any query to any key, smallest first, for an input of `height` × `width`."""
-    return tuple(
-        slice(-anchor - (count - 1) * stride, size - anchor)
-        for anchor, count, stride, size in zip(
-            geometry.anchor, geometry.output_size(height, width), geometry.stride,
-            geometry.padded_size(height, width), strict=True,
-        )
-    )  # type: ignore[return-value]  # fmt: skip
+    output, padded = geometry.output_size(height, width), geometry.padded_size(height, width)
+    sides = zip(geometry.anchor, output, geometry.stride, padded, strict=True)
+    rows, columns = (slice(-anchor - (n - 1) * stride, size - anchor) for anchor, n, stride, size in sides)
+    return rows, columns
 
 
 def bias_map(relative_bias: Tensor, geometry: Geometry, height: int, width: int) -> Tensor:

@@ -47,9 +47,14 @@ class ClassAttentionViT(VisionTransformer):
     """
 
     def __init__(
-        self, *, class_layers: int = 2, token_at: int | None = None, depth: int = 12, init_values: float | None = None,
+        self,
+        *,
+        class_layers: int = 2,
+        token_at: int | None = None,
+        depth: int = 12,
+        init_values: float | None = None,
         **kwargs: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         token_at = depth if token_at is None else token_at
         if not (0 <= token_at < depth or (token_at == depth and class_layers > 0)):
             raise RecastError(
@@ -60,13 +65,10 @@ class ClassAttentionViT(VisionTransformer):
         super().__init__(**kwargs, depth=depth, init_values=init_values, **fixed)
         self.token_at = token_at
         block: Any = self.blocks[0]
-        self.class_layers = nn.ModuleList(
-            ClassAttention(
-                self.embed_dim, block.attn.num_heads, mlp_ratio=block.mlp.fc1.out_features / self.embed_dim,
-                qkv_bias=block.attn.qkv.bias is not None, norm_layer=type(block.norm1), init_values=init_values,
-            )
-            for _ in range(class_layers)
-        )  # fmt: skip
+        like: dict[str, Any] = {"qkv_bias": block.attn.qkv.bias is not None, "norm_layer": type(block.norm1)}
+        like |= {"mlp_ratio": block.mlp.fc1.out_features / self.embed_dim, "init_values": init_values}
+        blocks = [ClassAttention(self.embed_dim, block.attn.num_heads, **like) for _ in range(class_layers)]
+        self.class_layers = nn.ModuleList(blocks)
         self.class_layers.apply(self._init_weights)
 
     def _pos_embed(self, x: Tensor) -> Tensor:
@@ -141,9 +143,14 @@ class ResMLP(MlpMixer):
     Affine. `class_layers`: so many `ClassLayer`s in the place of the average over the patches (Class-MLP)."""
 
     def __init__(
-        self, *, mixer: str = "linear", layer_norm: bool = False, class_layers: int = 0, init_values: float = 0.1,
+        self,
+        *,
+        mixer: str = "linear",
+        layer_norm: bool = False,
+        class_layers: int = 0,
+        init_values: float = 0.1,
         **kwargs: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         norm: Any = partial(nn.LayerNorm, eps=1e-6) if layer_norm else Affine
         block: Any = partial(ResBlock, init_values=init_values)
         super().__init__(**{"block_layer": block, "norm_layer": norm, "mlp_ratio": 4, **kwargs})

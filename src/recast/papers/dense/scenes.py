@@ -26,9 +26,8 @@ from recast.papers.dense.segment.pairs import ImagePairs
 
 SIDE, FAR = 96, 38
 """Side of a scene, and distance between a ring and the bar in rows or columns, in pixels."""
-CLASSES = (
-    "background", "disc", "square", "triangle", "even digit", "odd digit", "bar", "ring, bar lies", "ring, bar stands",
-)  # fmt: skip
+CLASSES: tuple[str, ...] = ("background", "disc", "square", "triangle", "even digit", "odd digit", "bar")
+CLASSES += ("ring, bar lies", "ring, bar stands")
 DISTANT = CLASSES[-2:]
 KINDS = {"local": CLASSES[1:-2], "distant": DISTANT}
 NUM_SCENES = {"train": 1000, "val": 200}
@@ -151,10 +150,9 @@ def as_coco(scenes: Iterable[DrawnScene]) -> dict[str, Any]:
             box = [columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1]
             edges = np.flatnonzero(np.diff(flat, prepend=False)).tolist()
             counts = np.diff([0, *edges, flat.size]).tolist()
-            annotations.append({
-                "id": len(annotations) + 1, "image_id": number, "category_id": int(scene.mask[pixels][0]),
-                "bbox": [int(side) for side in box], "area": int(pixels.sum()), "iscrowd": 0,
-                "segmentation": {"size": [SIDE, SIDE], "counts": counts},
-            })  # fmt: skip
+            row: dict[str, Any] = {"id": len(annotations) + 1, "image_id": number}
+            row |= {"category_id": int(scene.mask[pixels][0]), "bbox": [int(side) for side in box]}
+            row |= {"area": int(pixels.sum()), "iscrowd": 0, "segmentation": {"size": [SIDE, SIDE], "counts": counts}}
+            annotations.append(row)
     categories = [{"id": index, "name": name} for index, name in enumerate(CLASSES) if index]
     return {"images": images, "annotations": annotations, "categories": categories}

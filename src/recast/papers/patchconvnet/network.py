@@ -157,8 +157,8 @@ def _cfg(file: str | None = None, size: int = 224) -> Any:
     return pretrained_cfg(size, 1000, IMAGENET, first_conv="stem.0", **address)
 
 
-TAGS = {"in1k": (224, "1k"), "in21k_ft_in1k": (224, "21k"), "in21k_ft_in1k_384": (384, "21k"),
-        "in21k_ft_in1k_512": (512, "21k")}  # fmt: skip
+TAGS = {"in1k": (224, "1k"), "in21k_ft_in1k": (224, "21k")}
+TAGS |= {f"in21k_ft_in1k_{size}": (size, "21k") for size in (384, 512)}
 """Of released weights: the side of their images, and what they were trained on. The first is the default."""
 RELEASED = {
     f"{variant}.{tag}": _cfg(f"{variant}_{side}_{images}", side)

@@ -9,6 +9,7 @@ Perform Convolution?, arXiv:2111.01353; Lee et al. 2022, PRS, lists nine of them
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -98,10 +99,8 @@ class PixelConv2d(nn.Module):
 def _pixel_conv2d(conv: PixelConv2d, config: RecastConfig) -> RecastLayer:
     """Recast with T as the kernel: W_out^(u,v) = T_uv, W_val = I."""
     kernel = conv.token_kernel(effective_weight(conv))
-    plain = nn.Conv2d(
-        conv.in_channels, conv.out_channels, conv.kernel_size, padding=conv.reach, bias=conv.bias is not None,
-        device=kernel.device, dtype=kernel.dtype,
-    )  # fmt: skip
+    like: dict[str, Any] = {"bias": conv.bias is not None, "device": kernel.device, "dtype": kernel.dtype}
+    plain = nn.Conv2d(conv.in_channels, conv.out_channels, conv.kernel_size, padding=conv.reach, **like)
     plain.weight = nn.Parameter(kernel, any(p.requires_grad for n, p in conv.named_parameters() if n != "bias"))
     if conv.bias is not None:
         plain.bias = conv.bias

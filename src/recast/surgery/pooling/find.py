@@ -16,10 +16,8 @@ from recast.surgery.records import Layout, Place
 from recast.tracing.examples import Example, arguments_of
 from recast.tracing.hooks import undisturbed
 
-POOLS: tuple[type[nn.Module], ...] = (
-    nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d,
-    *(kind for kind in vars(timm_pools).values() if isinstance(kind, type) and issubclass(kind, nn.Module)),
-)  # fmt: skip
+POOLS: tuple[type[nn.Module], ...] = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)
+POOLS += tuple(kind for kind in vars(timm_pools).values() if isinstance(kind, type) and issubclass(kind, nn.Module))
 BY_ATTENTION = tuple(
     kind
     for name, kind in vars(timm.layers).items()

@@ -29,9 +29,13 @@ NOT_COUNTED = "costs were not counted: recast.plan(model, images, where='none', 
 
 @typed("model", "per_class", "config", "allow_change")
 def attention_pool_(
-    model: nn.Module, per_class: bool = False, *, config: PoolConfig | None = None, example: Example | None = None,
+    model: nn.Module,
+    per_class: bool = False,
+    *,
+    config: PoolConfig | None = None,
+    example: Example | None = None,
     allow_change: bool = False,
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """Replace the global pooling of `model` by attention (`AttentionPool`), in place.
 
     The classifier and the layers before it keep their weights. With the default start, an average, the network computes

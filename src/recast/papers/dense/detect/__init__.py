@@ -102,7 +102,7 @@ class Detect(Task):
         from recast.papers.dense.predictions import write_predictions
 
         if self.main[0] in suites:
-            write_predictions(run.folder, context, object_panels)
+            write_predictions(run.folder.path, context, object_panels)
 
 
 register_task(Detect())

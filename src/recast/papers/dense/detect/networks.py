@@ -80,9 +80,14 @@ class TimmPyramid(Stages):
     """
 
     def __init__(
-        self, name: str, out_channels: int = 256, pretrained: bool = False, finest: int = 4,
-        extra: ExtraFPNBlock | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        out_channels: int = 256,
+        pretrained: bool = False,
+        finest: int = 4,
+        extra: ExtraFPNBlock | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(name, pretrained, **options)
         self.first = sum(stride < finest for stride in self.strides)
         self.fpn = FeaturePyramidNetwork(self.channels[self.first :], out_channels, extra or LastLevelMaxPool())

@@ -41,12 +41,17 @@ class Segment(Task):
     }
     suites: ClassVar[Mapping[str, Suite]] = {
         "segmentation": Suite(
-            "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU per class (data with masks)", "accuracy",
-            ("miou", "macc", "aacc", "boundary_iou", "iou"), "{} classes",
-            by_cost=("miou", "boundary_iou"), default=True, task="segment",
+            "Pixels",
+            "mIoU, mAcc, aAcc, boundary IoU, IoU per class (data with masks)",
+            "accuracy",
+            ("miou", "macc", "aacc", "boundary_iou", "iou"),
+            "{} classes",
+            by_cost=("miou", "boundary_iou"),
+            default=True,
+            task="segment",
             module="recast.papers.dense.segment.evaluation",
         )
-    }  # fmt: skip
+    }
 
     def find(self, config: DataConfig) -> RawData:
         from recast.papers.dense.scenes import find_scenes
@@ -74,7 +79,7 @@ class Segment(Task):
         from recast.papers.dense.segment.evaluation import mask_panels
 
         if self.main[0] in suites:
-            write_predictions(run.folder, context, mask_panels)
+            write_predictions(run.folder.path, context, mask_panels)
 
 
 register_task(Segment())

@@ -115,9 +115,8 @@ def mean_accuracy(means: np.ndarray) -> np.ndarray:
     return 100 * known_mean(ratio(both, labelled))
 
 
-STATISTICS: dict[str, Statistic] = {
-    "miou": mean_iou, "boundary_iou": mean_iou, "iou": mean_iou, "macc": mean_accuracy, "aacc": mean_accuracy,
-}  # fmt: skip
+STATISTICS: dict[str, Statistic] = dict.fromkeys(("miou", "boundary_iou", "iou"), mean_iou)
+STATISTICS |= {"macc": mean_accuracy, "aacc": mean_accuracy}
 OPTIONS = ("test_mode", "test_scales", "test_flip")
 
 

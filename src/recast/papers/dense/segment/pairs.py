@@ -228,9 +228,13 @@ def _counted(masks: Sequence[str] | Tensor, config: DataConfig, step: int) -> Co
 
 
 def _sanity(
-    where: str, parts: Sequence[ImagePairs], counted: Sequence[Counted], names: Sequence[str], config: DataConfig,
+    where: str,
+    parts: Sequence[ImagePairs],
+    counted: Sequence[Counted],
+    names: Sequence[str],
+    config: DataConfig,
     limit: float,
-) -> str:  # fmt: skip
+) -> str:
     """Return the line with classes and ignored pixels. Raises RecastError for masks that are read wrongly or in vain.
 
     That is: numbers that are no class, fewer than two classes, and more ignored pixels than `limit`.
