@@ -70,6 +70,27 @@ def torchvision_segmentation() -> nn.Module:
     return deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=3)
 
 
+class Detector(nn.Module):
+    """Takes a batch, and gives a detector of torchvision the targets that it needs in training."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Any:
+        target = {"boxes": torch.tensor([[8.0, 8.0, 40.0, 40.0]]), "labels": torch.tensor([1])}
+        return self.network(list(images), [target] * len(images) if self.training else None)
+
+
+@zoo("torchvision, detection", "recast `fasterrcnn_resnet50_fpn`", "torchvision", size=128)
+def torchvision_detection() -> nn.Module:
+    from torchvision.models.detection import fasterrcnn_resnet50_fpn
+
+    return Detector(
+        fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=3, min_size=128, max_size=128)
+    )
+
+
 @zoo("transformers, ResNet", "recast `ResNetForImageClassification`", "transformers==5.23.0")
 def transformers_resnet() -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
