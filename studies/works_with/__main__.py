@@ -67,7 +67,7 @@ def write(rows: list[dict[str, str]]) -> None:
 def line_of(error: BaseException) -> str:
     """Return the kind and the first line of an error."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:160].rstrip(" :")
+    return f"{type(error).__name__}: {text}"[:200].rstrip(" :")
 
 
 def verdict(tool: Tool, case: Case) -> Cell:

@@ -49,10 +49,7 @@ def peft_dora(case: Case) -> Cell:
     return by_peft(case, use_dora=True)
 
 
-@tool(
-    "peft, then Recast", "recast a network whose convolutions have LoRA", *PEFT, is_own=True,
-    remedy={"refused": "`merge_and_unload()` first"},
-)  # fmt: skip
+@tool("peft, then Recast", "recast a network whose convolutions have LoRA", *PEFT, is_own=True)
 def peft_first(case: Case) -> Cell:
     from peft import LoraConfig, get_peft_model
 

@@ -6,7 +6,7 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from tools import Case, Cell, tool
+from tools import Case, Cell, out_of_place, tool
 from torch import Tensor
 
 CLASS = 3
@@ -137,12 +137,12 @@ def shap(case: Case) -> Cell:
     import shap
 
     explainer = shap.GradientExplainer(copy.deepcopy(case.model), case.images * 0)
-    values = explainer.shap_values(case.images[:1], nsamples=200)
+    values = explainer.shap_values(case.images[:1], nsamples=40)
     total = torch.as_tensor(values)[0, ..., CLASS].sum()
     with torch.no_grad():
         change = (case.model(case.images[:1]) - case.model(case.images[:1] * 0))[0, CLASS]
     error = float((total - change).abs() / change.abs())
-    return Cell("works" if error < 0.3 else "wrong", error, "200 draws; error: of their sum")
+    return Cell("works" if error < 0.3 else "wrong", error, "40 draws; error: of their sum")
 
 
 @tool(
@@ -152,7 +152,7 @@ def shap(case: Case) -> Cell:
 def shap_deep(case: Case) -> Cell:
     import shap
 
-    explainer = shap.DeepExplainer(copy.deepcopy(case.model), case.images * 0)
+    explainer = shap.DeepExplainer(out_of_place(case.model), case.images * 0)
     values = torch.as_tensor(explainer.shap_values(case.images[:1], check_additivity=True))[0, ..., CLASS].sum()
     with torch.no_grad():
         change = (case.model(case.images[:1]) - case.model(case.images[:1] * 0))[0, CLASS]
@@ -181,9 +181,7 @@ def torch_view(case: Case) -> Cell:
     )
 
 
-NO_TOKENS = {
-    "refused": "`recast.record` gives the maps: those of a recast layer are no matrix of tokens to multiply up"
-}
+NO_TOKENS = {"refused": "`recast.record` gives the maps; rollout is defined for the tokens of transformers"}
 
 
 @tool("timm, AttentionExtract", "the attention maps", "timm", remedy=NO_TOKENS, is_own=True)

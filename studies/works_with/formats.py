@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 from tools import Case, Cell, tool
 
+import recast.papers  # noqa: F401
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 
@@ -122,12 +123,12 @@ def by_label_studio(folder: Path) -> None:
         }
         for i, (file, boxes) in enumerate(BOXES.items(), 1)
     ]  # fmt: skip
-    (folder / "tasks.json").write_text(json.dumps(tasks))
+    (folder / "images/tasks.json").write_text(json.dumps(tasks))
     labels = "".join(f'<Label value="{name}"/>' for name in CLASSES)
     config = f"""<View><Image name="image" value="$image"/>
         <RectangleLabels name="label" toName="image">{labels}</RectangleLabels></View>"""
     converter = Converter(config, str(folder), download_resources=False)
-    converter.convert_to_coco(str(folder / "tasks.json"), str(folder / "out"), is_dir=False)
+    converter.convert_to_coco(str(folder / "images/tasks.json"), str(folder / "out"), is_dir=False)
     content = json.loads((folder / "out/result.json").read_text())
     for image in content["images"]:
         image["file_name"] = Path(image["file_name"]).name
