@@ -66,15 +66,6 @@ class Tool:
     is_own: bool
 
 
-def out_of_place(model: nn.Module) -> nn.Module:
-    """Return a copy whose activations do not write over their input: hooks on gradients need it."""
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if isinstance(getattr(module, "inplace", None), bool):
-            module.inplace = False
-    return model
-
-
 TOOLS: dict[str, Tool] = {}
 
 
