@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import timm
 import torch
 from tools import Case, Cell, tool
 from torch import nn
@@ -54,13 +53,9 @@ def peft_dora(case: Case) -> Cell:
 def peft_first(case: Case) -> Cell:
     from peft import LoraConfig, get_peft_model
 
-    adapted = get_peft_model(
-        timm.create_model("resnet18", num_classes=10), LoraConfig(r=4, target_modules=r"layer4.*conv\d")
-    )
-    gate = case.layer
-    plan = recast.plan(adapted.eval(), case.images, recast.RecastConfig(gate=gate), where="*layer4*")
-    left = [f"{left.name}: {left.reason}" for left in plan.left if "lora_A" in left.name or "base_layer" in left.name]
-    return Cell("refused" if left and not plan.steps else "wrong", None, left[0] if left else f"{plan.steps[0].name}")
+    adapted = get_peft_model(copy.deepcopy(case.parent), LoraConfig(r=4, target_modules=r"layer4.*conv\d")).eval()
+    plan = recast.plan(adapted, case.images, recast.RecastConfig(gate=case.layer), where="*layer4.*conv*")
+    return Cell("wrong", None, f"{plan.steps[0].name} is recast")
 
 
 @tool("LyCORIS", "LoRA on every convolution and linear layer, then merge", "lycoris-lora==4.1.3")

@@ -52,3 +52,20 @@ def by_art(case: Case) -> Cell:
     one_hot = F.one_hot(LABELS, 10).numpy()
     attacked = FastGradientMethod(classifier, eps=EPS).generate(pixels.numpy(), y=one_hot)
     return compared(case, torch.from_numpy(attacked), pixels)
+
+
+@tool("pyautoattack", "the standard four attacks at 8/255", "pyautoattack==0.2.0")
+def by_autoattack(case: Case) -> Cell:
+    from pyautoattack import AutoAttack
+
+    pixels, model = case.images.sigmoid(), copy.deepcopy(case.model)
+    with torch.no_grad():
+        labels = model(pixels).argmax(1)
+    attacked = AutoAttack(model, eps=4 * EPS, seed=0).run_standard_evaluation(pixels, labels, batch_size=4)
+    attacked = attacked[0] if isinstance(attacked, tuple) else attacked
+    with torch.no_grad():
+        changed = int((model(attacked).argmax(1) != labels).sum())
+    inside = bool(
+        ((attacked - pixels).abs() <= 4 * EPS + 1e-6).all() and (attacked >= 0).all() and (attacked <= 1).all()
+    )
+    return Cell("works" if changed and inside else "wrong", None, f"{changed} of 4 images get another class")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from tools import LAYERS, Case, Cell, case_of, tool
 import recast
 
 LABELS = torch.arange(4)
+SEPARATE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""A store for every try of torchrun: findings/torchrun_restart.sh."""
 
 
 def work(rank: int, layer: str, port: int, how: str) -> None:
@@ -94,3 +98,49 @@ def fsdp_first(case: Case) -> Cell:
     with open("message.txt") as file:
         message = file.read()
     return Cell("wrong" if message == "no error" else "refused", None, message)
+
+
+def elastic(layer: str) -> None:
+    """Take four steps under `torchrun` and write the weights; the first try ends after two, the second resumes."""
+    dist.init_process_group("gloo")
+    case, rank = case_of(layer), dist.get_rank()
+    own = torch.nn.parallel.DistributedDataParallel(case.model)
+    optimizer = torch.optim.SGD(recast.param_groups(case.model, lr=1e-3, gate_lr=1e-2), lr=1e-3, momentum=0.9)
+    step = 0
+    if os.path.exists("last.pt"):
+        last = torch.load("last.pt", weights_only=True)
+        case.model.load_state_dict(last["model"])
+        optimizer.load_state_dict(last["optimizer"])
+        step = last["step"]
+    while step < 4:
+        if step == 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["FAILS"] == "1":
+            raise SystemExit(1)
+        optimizer.zero_grad()
+        half = slice(2 * rank, 2 * rank + 2)
+        F.cross_entropy(own(case.images[half]), LABELS[half]).backward()
+        optimizer.step()
+        step += 1
+        dist.barrier()
+        if rank == 0:
+            torch.save({"model": case.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, "last.pt")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+@tool("torchrun", "`--max-restarts 1`: four steps, a process that ends after two, a resume", "torch", is_own=True)
+def torchrun(case: Case) -> Cell:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--max-restarts=1", "--monitor-interval=1", __file__, case.layer]
+    states = []
+    for fails in "01":
+        subprocess.run(command, check=True, env=os.environ | SEPARATE | {"FAILS": fails})
+        states.append(torch.load("last.pt", weights_only=True)["model"])
+        os.remove("last.pt")
+    whole, resumed = states
+    error = max(float((whole[name] - value).abs().max()) for name, value in resumed.items())
+    note = f"with `{'='.join(*SEPARATE.items())}`: the second try may not connect without"
+    return Cell("exact" if error == 0 else "wrong", error, note)
+
+
+if __name__ == "__main__":
+    elastic(sys.argv[1])

@@ -65,14 +65,24 @@ def completeness(case: Case, delta: Tensor) -> Cell:
     return Cell("exact" if error < 1e-3 else "works" if error < 0.1 else "wrong", error)
 
 
-@tool("captum, IntegratedGradients", "attributions; their sum is the difference of the logits", "captum==0.9.0")
+@tool("captum, IntegratedGradients", "attributions, against x times the mean gradient between 0 and x", "captum==0.9.0")
 def integrated(case: Case) -> Cell:
     from captum.attr import IntegratedGradients
 
-    _, delta = IntegratedGradients(case.model).attribute(
-        case.images, target=CLASS, n_steps=100, return_convergence_delta=True
+    steps, total = 16, torch.zeros_like(case.images)
+    for k in range(1, steps + 1):
+        x = (case.images * k / steps).requires_grad_()
+        total += torch.autograd.grad(case.model(x)[:, CLASS].sum(), x)[0]
+    maps = IntegratedGradients(case.model).attribute(
+        case.images, target=CLASS, n_steps=steps, method="riemann_right", internal_batch_size=4
     )
-    return completeness(case, delta.float())
+    error = relative(maps.detach().float(), case.images * total / steps)
+    with torch.no_grad():
+        change = (case.model(case.images) - case.model(case.images * 0))[:, CLASS]
+    missed = relative(maps.detach().float().sum((1, 2, 3)), change)
+    return Cell(
+        "exact" if error < 1e-4 else "wrong", error, f"{steps} steps; their sum misses the logit's by {missed:.2f}"
+    )
 
 
 @tool("captum, LayerGradCam", "the map of the last block", "captum==0.9.0")
@@ -180,3 +190,26 @@ def torch_view(case: Case) -> Cell:
     return Cell(
         "works" if kind in source or "Conv2d" in source else "wrong", None, f"{kind} in the drawing: {kind in source}"
     )
+
+
+NO_TOKENS = {"refused": "`recast.record` gives the maps; rollout is defined for the tokens of transformers"}
+
+
+@tool("timm, AttentionExtract", "the attention maps", "timm", remedy=NO_TOKENS, is_own=True)
+def attention_extract(case: Case) -> Cell:
+    from timm.utils import AttentionExtract
+
+    maps = AttentionExtract(copy.deepcopy(case.model), method="hook")(case.images)
+    return Cell("works" if maps else "wrong", None, f"{len(maps)} maps")
+
+
+@tool(
+    "fast-vit-rollout", "attention rollout", "fast-vit-rollout==0.1.1", "opencv-python-headless",
+    remedy=NO_TOKENS, is_own=True,
+)  # fmt: skip
+def rollout(case: Case) -> Cell:
+    from fast_vit_rollout.vit_rollout import ViTAttentionRollout
+
+    extractor = ViTAttentionRollout(copy.deepcopy(case.model))
+    extractor.model(case.images[:1])
+    return Cell("works", None, f"{extractor._compute_rollout().shape}")

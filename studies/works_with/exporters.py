@@ -159,18 +159,23 @@ def coreml(case: Case) -> Cell:
     return Cell("works", None, "converted; running it needs macOS")
 
 
-@tool("pnnx and ncnn", "`pnnx.export` to ncnn, run one image", "ncnn==1.0.20261020", "pnnx==20261020")
+@tool(
+    "pnnx and ncnn", "`torch.onnx.export` of one size, `pnnx.convert`, run one image at a time",
+    "ncnn==1.0.20261020", "pnnx==20261020", *ONNX[1:],
+    remedy={"refused": "ncnn has no slice with a step: use attention beside the convolution"},
+)  # fmt: skip
 def ncnn(case: Case) -> Tensor:
     import ncnn
     import pnnx
 
-    pnnx.export(case.model, "m.pt", case.images[:1])
+    torch.onnx.export(case.model, (case.images[:1],), "m.onnx", dynamo=True, external_data=False, verbose=False)
+    pnnx.convert("m.onnx", (case.images[:1],), fp16=False)
     outputs = []
     with ncnn.Net() as net:
         net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
         net.opt.use_bf16_storage = False
-        net.load_param("m.ncnn.param")
-        net.load_model("m.ncnn.bin")
+        if net.load_param("m.ncnn.param") or net.load_model("m.ncnn.bin"):
+            raise RuntimeError("ncnn does not load the file")  # running it would end the process
         for image in case.images:
             with net.create_extractor() as extractor:
                 extractor.input("in0", ncnn.Mat(image.numpy()).clone())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 from PIL import Image
 from tools import Case, Cell, tool
 
+import recast.papers  # noqa: F401
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 
@@ -123,12 +126,12 @@ def by_label_studio(folder: Path) -> None:
         }
         for i, (file, boxes) in enumerate(BOXES.items(), 1)
     ]  # fmt: skip
-    (folder / "tasks.json").write_text(json.dumps(tasks))
+    (folder / "images/tasks.json").write_text(json.dumps(tasks))
     labels = "".join(f'<Label value="{name}"/>' for name in CLASSES)
     config = f"""<View><Image name="image" value="$image"/>
         <RectangleLabels name="label" toName="image">{labels}</RectangleLabels></View>"""
     converter = Converter(config, str(folder), download_resources=False)
-    converter.convert_to_coco(str(folder / "tasks.json"), str(folder / "out"), is_dir=False)
+    converter.convert_to_coco(str(folder / "images/tasks.json"), str(folder / "out"), is_dir=False)
     content = json.loads((folder / "out/result.json").read_text())
     for image in content["images"]:
         image["file_name"] = Path(image["file_name"]).name
@@ -167,3 +170,59 @@ def by_pycocotools(folder: Path) -> None:
     content = {"images": [{"id": i, "file_name": file, "width": 64, "height": 64} for i, file in enumerate(BOXES)]}
     content |= {"categories": [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)], "annotations": rows}
     (folder / "annotations.json").write_text(json.dumps(content))
+
+
+@annotations(
+    "supervision, Roboflow's layout", "`as_coco` into train/ and valid/, then `--data coco`", "supervision==0.31.2"
+)
+def by_roboflow(folder: Path) -> None:
+    import supervision
+
+    for part, files in (("train", ("a.png", "b.png")), ("valid", ("c.png",))):
+        paths = {file: str(folder / "images" / file) for file in files}
+        objects = {paths[file]: supervision.Detections(*arrays(file)[:1], class_id=arrays(file)[1]) for file in files}
+        supervision.DetectionDataset(list(CLASSES), list(paths.values()), objects).as_coco(
+            images_directory_path=str(folder / part), annotations_path=str(folder / part / "_annotations.coco.json")
+        )
+
+
+def by_panlabel(folder: Path, kind: str, content: str) -> None:
+    """Convert an annotation file to COCO's JSON."""
+    (folder / "export").write_text(content)
+    command = [str(folder.resolve().parent / "packages/bin/panlabel"), "convert", "--from", kind, "--to", "coco"]
+    command += ["--allow-lossy", "-i", str(folder / "export"), "-o", str(folder / "annotations.json")]
+    subprocess.run(command, check=True)
+
+
+@annotations("panlabel, from VIA", "`convert --from via --to coco`, then `--data coco`", "panlabel==0.7.0")
+def by_via(folder: Path) -> None:
+    content = {}
+    for file, boxes in BOXES.items():
+        path = folder / "images" / file
+        shape = {"name": "rect", "x": 0.0, "y": 0.0, "width": 0.0, "height": 0.0}
+        regions = [
+            {
+                "shape_attributes": shape | {"x": b[0], "y": b[1], "width": b[2] - b[0], "height": b[3] - b[1]},
+                "region_attributes": {"label": b[4]},
+            }
+            for b in boxes
+        ]
+        size = path.stat().st_size
+        content[f"{file}{size}"] = {"filename": file, "size": size, "regions": regions, "file_attributes": {}}
+    for file in BOXES:
+        shutil.copy(folder / "images" / file, folder)  # panlabel reads their sizes
+    by_panlabel(folder, "via", json.dumps(content))
+    for file in BOXES:
+        (folder / file).unlink()
+
+
+@annotations("panlabel, from CVAT", "`convert --from cvat --to coco`, then `--data coco`", "panlabel==0.7.0")
+def by_cvat(folder: Path) -> None:
+    rows = []
+    for i, (file, boxes) in enumerate(BOXES.items()):
+        inside = "".join(
+            f'<box label="{name}" occluded="0" xtl="{left}" ytl="{top}" xbr="{right}" ybr="{bottom}" z_order="0"></box>'
+            for left, top, right, bottom, name in boxes
+        )
+        rows.append(f'<image id="{i}" name="{file}" width="64" height="64">{inside}</image>')
+    by_panlabel(folder, "cvat", f"<annotations><version>1.1</version>{''.join(rows)}</annotations>")

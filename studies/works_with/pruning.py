@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import signal
+from typing import Any
 
 import torch
 from tools import LAYERS, Case, Cell, tool
@@ -27,6 +29,10 @@ def structured(model: nn.Module, images: torch.Tensor) -> nn.Module:
     return model
 
 
+def stop(*_: Any) -> None:
+    raise TimeoutError("no end after a minute; the parent takes seconds")
+
+
 @tool(
     "torch-pruning",
     "remove half of the channels of a recast network",
@@ -34,6 +40,8 @@ def structured(model: nn.Module, images: torch.Tensor) -> nn.Module:
     remedy={"refused": "prune the parent, then recast it", "wrong": "prune the parent, then recast it"},
 )
 def torch_pruning_after(case: Case) -> Cell:
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
     model = structured(copy.deepcopy(case.model), case.images)
     with torch.no_grad():
         outputs = model(case.images)

@@ -195,6 +195,27 @@ def by_poutyne(model: nn.Module, data: TensorDataset) -> None:
     )
 
 
+@trainer("timm, ClassificationTask", "the parts of its train.py, with a checkpoint and a resume in between", "timm")
+def by_timm(model: nn.Module, data: TensorDataset) -> nn.Module:
+    from timm.models import resume_checkpoint
+    from timm.optim import create_optimizer_v2
+    from timm.task import ClassificationTask
+    from timm.utils import CheckpointSaver, NativeScaler
+
+    networks, images_of = (model, copy.deepcopy(model)), list(DataLoader(data, batch_size=2))
+    for network, rows in zip(networks, (images_of[:2], images_of[2:]), strict=True):
+        groups: Any = recast.param_groups(network, **RATES)
+        optimizer = create_optimizer_v2(groups, "momentum", lr=RATES["lr"], weight_decay=0.0, momentum=0.0)
+        if network is not model:
+            resume_checkpoint(network, "last.pth.tar", optimizer)
+        task, scale = ClassificationTask(network, nn.CrossEntropyLoss()), NativeScaler(device="cpu")
+        for images, labels in rows:
+            optimizer.zero_grad()
+            scale(task(images, labels)["loss"], optimizer, parameters=network.parameters())
+        CheckpointSaver(network, optimizer).save_checkpoint(0, 1.0)
+    return networks[1]
+
+
 @tool("Lightning, EMAWeightAveraging", "train, then take the average's checkpoint", "lightning==2.6.6")
 def by_lightning_average(case: Case) -> Cell:
     import lightning

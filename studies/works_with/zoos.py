@@ -28,6 +28,9 @@ def zoo(name: str, does: str, *packages: str, size: int = 64) -> Callable[[Any],
             built = build()
             parent, shape = built if isinstance(built, tuple) else (built, (2, 3, size, size))
             images = torch.rand(shape)
+            for norm in parent.modules():
+                if isinstance(norm, nn.BatchNorm2d) and norm.affine and not norm.weight.any():
+                    nn.init.ones_(norm.weight)  # as after training: behind a zero nothing learns
             parent.eval()
             gate = case.layer
             child = copy.deepcopy(parent)
@@ -41,7 +44,7 @@ def zoo(name: str, does: str, *packages: str, size: int = 64) -> Callable[[Any],
             sum(t.square().mean() for t in tensors(child(images)) if t.requires_grad).backward()
             gates = [p.grad for n, p in child.named_parameters() if n.endswith(".gamma")]
             learn = sum(g is not None and bool(g.any()) for g in gates)
-            note = f"{len(plan.steps)} layers" + f", {learn} gates get gradients" * (learn < len(gates))
+            note = f"layers: {len(plan.steps)}" + f"; gates with gradients: {learn}" * (learn < len(gates))
             return Cell("exact" if exact.ok() else "wrong", exact.max_relative_error, note)
 
         return tool(name, does, *packages, is_own=True)(run)
@@ -68,6 +71,27 @@ def torchvision_segmentation() -> nn.Module:
     from torchvision.models.segmentation import deeplabv3_resnet50
 
     return deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=3)
+
+
+class Detector(nn.Module):
+    """Takes a batch, and gives a detector of torchvision the targets that it needs in training."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Any:
+        target = {"boxes": torch.tensor([[8.0, 8.0, 40.0, 40.0]]), "labels": torch.tensor([1])}
+        return self.network(list(images), [target] * len(images) if self.training else None)
+
+
+@zoo("torchvision, detection", "recast `fasterrcnn_resnet50_fpn`", "torchvision", size=128)
+def torchvision_detection() -> nn.Module:
+    from torchvision.models.detection import fasterrcnn_resnet50_fpn
+
+    return Detector(
+        fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=3, min_size=128, max_size=128)
+    )
 
 
 @zoo("transformers, ResNet", "recast `ResNetForImageClassification`", "transformers==5.23.0")
@@ -118,7 +142,7 @@ def nnunet() -> Any:
 
     how = {"norm_op": nn.InstanceNorm2d, "norm_op_kwargs": {"affine": True}, "nonlin": nn.LeakyReLU}
     network = PlainConvUNet(1, 3, (8, 16, 32), nn.Conv2d, 3, (1, 2, 2), 1, 2, 1, conv_bias=True, **how)
-    return network, (2, 1, 64, 64)
+    return network, (2, 1, 32, 32)
 
 
 @zoo("open_clip", "recast the image tower of RN50", "open-clip-torch==3.3.0", size=224)

@@ -123,7 +123,7 @@ BESIDE: dict[str, Callable[[], nn.Module]] = {
 )
 @pytest.mark.filterwarnings("ignore")  # the older exporter's own
 def test_the_older_onnx_exporter(name: str, opset: int, tmp_path: Path, open_gates: Any) -> None:
-    """TensorRT, OpenVINO and ncnn ask for it; it has no aten::mT, and unflatten keeps the example's sizes."""
+    """TensorRT and OpenVINO ask for it; it has no aten::mT, and unflatten keeps the example's sizes."""
     runtime = pytest.importorskip("onnxruntime")
     layer, path = opened((LAYERS | BESIDE)[name](), open_gates), tmp_path / "layer.onnx"
     options: dict[str, Any] = {"dynamo": False, "opset_version": opset, "verbose": False, "input_names": ["x"]}
