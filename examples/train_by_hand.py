@@ -75,6 +75,7 @@ def main() -> None:
     plan = recast.plan(parent, example)
     print(plan)
     child = recast.recast_(copy.deepcopy(parent), plan)
+    recast.wake_(child, example)  # its maps depend on the image from the start
     result = recast.verify(parent, child, example)
     print(result)
     assert result.ok()

@@ -151,3 +151,44 @@ def test_refusals_change_nothing(parent: nn.Module) -> None:
         recast.plan(wide, IMAGES, BLOCK, max_tokens=2)
     assert names(wide) == before
     assert names(bad) == names(parent)
+
+
+class Wrapped(nn.Module):
+    """A network inside a user's own module."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x)
+
+
+def test_a_wrapped_parent_is_compared(parent: nn.Module) -> None:
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, IMAGES, BLOCK))
+    assert recast.verify(Wrapped(parent), child, IMAGES).bitwise
+    assert NAME not in parent.get_submodule("layer4")._modules
+
+
+class Lists(nn.Sequential):
+    """A sequence that takes and gives several maps, as those of HRNet."""
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:  # type: ignore[override]
+        return [self[0](x) for x in maps]
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.stage = nn.Sequential(nn.Conv2d(3, 4, 3)), Lists(nn.Conv2d(4, 4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: list[Tensor] = self.stage([self.stem(x)])
+        return maps[0].mean((2, 3))
+
+
+def test_a_sequence_of_several_maps_has_no_end_to_follow() -> None:
+    with pytest.raises(recast.RecastError, match="attention cannot follow the block there"):
+        recast.plan(Branches().eval(), IMAGES, BLOCK)
+    plan = recast.plan(Branches().eval(), IMAGES, BLOCK, where="stem.0", max_tokens=None)
+    assert [step.name for step in plan.steps] == ["stem.attention"]

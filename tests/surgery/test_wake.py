@@ -68,6 +68,19 @@ def test_logits_have_the_stated_deviation_in_every_head_and_the_mean_is_projecte
     assert not torch.allclose(first, second, atol=1e-2)
 
 
+@pytest.mark.parametrize("query_key", ["images", "random", "similar"])
+def test_beside_a_convolution_queries_and_keys_have_a_rotation_each(query_key: Any) -> None:
+    parent = network(padding=1)
+    child = recast_copy(parent, images(), RecastConfig(query_key=query_key), where=["2"])
+    woken = wake_(child, images())
+    layer: Any = child.get_submodule("2")
+    assert torch.equal(layer.query, layer.key) == (query_key == "similar")
+    inputs = parent[:2](images())  # type: ignore[index]
+    assert float(_logits(layer, inputs).detach().std(-1).pow(2).mean().sqrt()) == pytest.approx(1.5, rel=0.1)
+    assert woken[0].entropy_after < 0.95
+    assert recast.verify(parent, child, images()).bitwise
+
+
 def test_woken_keys_learn_from_the_first_gate_on() -> None:
     """With a gate barely open, woken queries get a gradient; with W_key = 0 they get none."""
     gradients = {}
