@@ -33,10 +33,10 @@ compare, on test images, stated before they were read. "beside" is `NEW`: γ = 0
 and keys 32 wide, woken on images (`recast.wake_`, a rotation each), gates at 50 times the rate, beside the last 3×3
 convolution of every block of the last stage. "after the stage" is `AFTER`, the same layer on the stage's output.
 
-Before (results/beside.csv, beside_sweep.csv), queries and keys started as a 1×1 convolution starts them. Inputs of the last
-stage's second convolutions are small (mean square 0.05), so that logits differed by 0.01 and maps were uniform: on the
-odd photographs the last convolution alone had 41 % of held-out canvases after two epochs, woken 56 %, woken with one
-rotation for both ("similar") 23 %; the layer after the stage 73 to 76 %, a non-local block 76 %. BatchNorm on the
+Before (results/beside.csv, beside_sweep.csv), queries and keys started as a 1×1 convolution starts them. Inputs of the
+last stage's second convolutions are small (mean square 0.05), so that logits differed by 0.01 and maps were uniform: on
+the odd photographs the last convolution alone had 41 % of held-out canvases after two epochs, woken 56 %, woken with
+one rotation for both ("similar") 23 %; the layer after the stage 73 to 76 %, a non-local block 76 %. BatchNorm on the
 branch (31 %), a bias of the queries (38 %) and the first convolution of the block (32 %) were no cure.
 
 Arms (`arms`): the parent; beside; timm's non-local block of as many multiply-adds after the stage, which starts at
@@ -354,7 +354,7 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def table(options: argparse.Namespace) -> None:
-    """Write results/beside_woken*.csv: the sweep, step times, runs, and differences to attention beside the convolution."""
+    """Write results/beside_woken*.csv: the sweep, step times, runs, and differences to our arms."""
     out, rows = options.out, []
     runs = read(out / "compare.csv")
     timed = [row for path in sorted(out.glob("times_*.csv")) for row in read(path)]
