@@ -96,6 +96,7 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     from recast.models.build import Images
     from recast.models.weights import read_header
     from recast.surgery.folding.model import fold_
+    from recast.surgery.plan import applied_plan
 
     run = open_run(subject, data_dir) if names_a_run(subject) else None
     model = open_model(ModelConfig(subject)) if run is None else run.models.get("recast")
@@ -112,8 +113,10 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
         print_json({"file": str(path), "heads": before, "open": after, "layers": [asdict(layer) for layer in layers]})
         return 0
     trusted = ", trust=True" * is_function((header["constructor"] or {}).get("name"))
+    added = {step.name for step in applied_plan(model).steps if step.is_after_block}
     for layer in layers:
-        form = "a convolution" if layer.convolution else f"{layer.heads - layer.closed} of {layer.heads} heads open"
+        closed = "nothing: the blocks alone" if layer.name in added else "a convolution"
+        form = closed if layer.convolution else f"{layer.heads - layer.closed} of {layer.heads} heads open"
         print(f"  {layer.name}: {form}")
     print(f"{path} keeps {after} of {before} open heads; recast.load({str(path)!r}{trusted})")
     return 0
