@@ -32,7 +32,9 @@ from recast.lab.trial import arms, features, pace, run, runs, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, confidence, judge
 from recast.lab.trial.features import Bank
 from recast.lab.trial.page import write_page
+from recast.lab.trial.split import split_network
 from recast.models.build import Images
+from recast.surgery.places import last_layers
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +273,19 @@ def test_the_other_path_starts_at_zero_and_costs_what_attention_adds(plan: recas
     assert torch.equal(beside(images), conv(images))
     added = sum(p.numel() for p in (beside.narrow.weight, beside.wide.weight)) * 64  # a multiply-add at each of 8 × 8
     assert abs(added - (step.after.macs - step.before.macs)) <= 64 * (9 * 8 + 8) / 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_attention_after_a_block_is_tried(data: Data, tmp_path: Path) -> None:
+    *stage, pool, flat, head = network()
+    parent, images = nn.Sequential(nn.Sequential(*stage), pool, flat, head).eval(), torch.randn(2, 3, 16, 16)
+    plan = recast.plan(parent, images, recast.RecastConfig(beside="block"), where="0.3")
+    answer = try_(parent, data, plan, tmp_path / "out", minutes=1e-3, seeds=1)
+    assert {line.arm for line in answer.arms} >= {"parent", "finetuned", "recast"}
+    tail = split_network(parent, last_layers(parent, plan.steps), images).tail
+    with_path = arms.make("added", tail, plan, bank(), 0, torch.device("cpu"))
+    assert isinstance(with_path.network.get_submodule("0.attention"), arms.Beside)
+    assert [name for name, _ in parent[0].named_children()] == ["0", "1", "2", "3", "4"]
 
 
 def test_a_fitted_classifier_learns_what_features_hold() -> None:
