@@ -190,5 +190,7 @@ class Branches(nn.Module):
 def test_a_sequence_of_several_maps_has_no_end_to_follow() -> None:
     with pytest.raises(recast.RecastError, match="attention cannot follow the block there"):
         recast.plan(Branches().eval(), IMAGES, BLOCK)
-    plan = recast.plan(Branches().eval(), IMAGES, BLOCK, where="stem.0", max_tokens=None)
-    assert [step.name for step in plan.steps] == ["stem.attention"]
+    for where in ("stem.0", ["stem.0", "stage.0"]):
+        plan = recast.plan(Branches().eval(), IMAGES, BLOCK, where=where, max_tokens=None)
+        assert [step.name for step in plan.steps] == ["stem.attention"]
+    assert [left.reason.partition(" ")[0] for left in plan.left] == ["attention", "in"]

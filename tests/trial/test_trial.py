@@ -32,9 +32,8 @@ from recast.lab.trial import arms, features, pace, run, runs, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, confidence, judge
 from recast.lab.trial.features import Bank
 from recast.lab.trial.page import write_page
-from recast.lab.trial.split import split_network
+from recast.lab.trial.split import last_layers, split_network
 from recast.models.build import Images
-from recast.surgery.places import last_layers
 
 
 @pytest.fixture(scope="module")

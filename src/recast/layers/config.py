@@ -52,9 +52,10 @@ StartOfQueries = Annotated[
     QueryKey,
     Field(
         description="Initial queries and keys. With closed gates all are exact. images, the default beside a "
-        "convolution: random directions of the layer's input on training images, so large that maps are not uniform "
-        "(`recast.wake_`). zero, the default elsewhere: W_key = 0, uniform content maps. random: both random (ConViT). "
-        "similar: W_qry = W_key with random orthonormal rows, so that pixels attend to similar pixels."
+        "convolution: random directions in the principal components of the layer's input on training images, of a size "
+        "that makes maps differ from uniform ones (`recast.wake_`); W_qry = W_key in the papers' layers. zero, the "
+        "default elsewhere: W_key = 0, uniform content maps. random: both random (ConViT). similar: W_qry = W_key with "
+        "random orthonormal rows, so that pixels attend to similar pixels."
     ),
 ]
 GaussianHeads = Annotated[Literal["all", "none"] | Width | tuple[Position, ...], BeforeValidator(_heads)]

@@ -69,25 +69,28 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
         return model
     chosen = plan if steps is None else plan.only(steps).without_pool()
     check_not_lazy(model)
-    done = plan_of(model)
-    kept: list[str] = []
-    with places(model, planned_places(chosen.steps), kept):
-        modules, layers = check_recast(model, plan, chosen)
-        edits = () if done is not None and done.steps else _edits(plan, chosen.steps)
-        check_edits(model, edits, plan.model)
-        if chosen.pool is not None:  # before the steps: it may raise, and nothing has changed yet
-            if chosen.place is None:
-                raise RecastError("the plan has a pool without a place: plan again")
-            put_pool_(model, chosen.pool, chosen.place)
+    with places(planned_places(chosen.steps), model):
+        return _recast_(model, plan, chosen)
 
-        apply_edits_(model, edits)
-        for name, layer in layers.items():
-            _keep_parameters_(modules[name], layer)
-            if name == "":
-                model = layer
-            else:
-                replace_module_(model, modules[name], layer)
-        kept += layers
+
+def _recast_(model: nn.Module, plan: Plan, chosen: Plan) -> nn.Module:
+    """Take the `chosen` part of a plan, in a network that has no wrapper and every layer."""
+    done = plan_of(model)
+    modules, layers = check_recast(model, plan, chosen)
+    edits = () if done is not None and done.steps else _edits(plan, chosen.steps)
+    check_edits(model, edits, plan.model)
+    if chosen.pool is not None:  # before the steps: it may raise, and nothing has changed yet
+        if chosen.place is None:
+            raise RecastError("the plan has a pool without a place: plan again")
+        put_pool_(model, chosen.pool, chosen.place)
+
+    apply_edits_(model, edits)
+    for name, layer in layers.items():
+        _keep_parameters_(modules[name], layer)
+        if name == "":
+            model = layer
+        else:
+            replace_module_(model, modules[name], layer)
     guard_merging_(model)
     set_plan_(model, _applied(plan, chosen, done))
     return model

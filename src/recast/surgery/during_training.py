@@ -7,7 +7,6 @@ becomes that of W_out. New parameters (queries, keys, positions, gates) start wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -81,10 +80,7 @@ def recast_during_training_(
     if not names:
         return model
     _check_network(network, plan, names)
-    ends, kept = planned_places(chosen.steps), list[str]()
-    with ExitStack() as stack:
-        for model_or_average in (network, *copies):
-            stack.enter_context(places(model_or_average, ends, kept))
+    with places(planned_places(chosen.steps), network, *copies):
         for average in copies:  # `recast_` checks the network itself before its first change
             check_recast(average, plan, chosen)
         convolutions = {name: module for name, module in modules_by_name(network).items() if name in names}
@@ -100,7 +96,6 @@ def recast_during_training_(
             recast_(average, plan, steps=names)
             for name, parameter in added.items():
                 average.get_parameter(name).detach().copy_(parameter.detach())
-        kept += names
     return model
 
 

@@ -8,20 +8,23 @@ which has a `PassThrough` in the convolution's place. Names and weights of the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 
 import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError, listed
 from recast.names import modules_by_name
+from recast.surgery.plan import plan_of
 from recast.surgery.records import Step
 from recast.tracing.examples import Example
 from recast.tracing.observe import Observation, observe
 
 NAME = "attention"
 """Name of the new layer in its sequence."""
+NO_SEQUENCE = "in no nn.Sequential that gives a map of its size, which attention could follow"
 
 
 class PassThrough(nn.Module):
@@ -47,8 +50,10 @@ class PassThrough(nn.Module):
         return f"{self.in_channels}"
 
 
-def sequences_after(model: nn.Module, example: Example, observed: Observation, names: Iterable[str]) -> dict[str, int]:
-    """Return the sequences whose ends follow the convolutions `names`, and the channels there.
+def new_layers(
+    model: nn.Module, example: Example, observed: Observation, names: Iterable[str]
+) -> dict[str, tuple[str, int]]:
+    """Return the new layer, and its channels, at the end of the sequence around each of the convolutions `names`.
 
     Of the `nn.Sequential`s around a convolution, the outermost one that gives a map of as many rows and columns. Raises
     `RecastError` if no convolution has one.
@@ -56,20 +61,20 @@ def sequences_after(model: nn.Module, example: Example, observed: Observation, n
     modules = modules_by_name(model)
     sequences = {name for name, module in modules.items() if isinstance(module, nn.Sequential) and name}
     calls = observe(model, example, sequences, lambda _model: None).calls  # no edit: they keep their class
-    found: dict[str, int] = {}
+    ends: dict[str, tuple[str, int]] = {}
     for name in names:
         parts, size = name.split("."), observed.calls[name][0].output[2:]
         for around in (".".join(parts[:depth]) for depth in range(1, len(parts))):
             outputs = {call.output for call in calls.get(around, ())}
             if outputs and all(len(shape) == 4 and shape[2:] == size for shape in outputs):
-                found[around] = next(iter(outputs))[1]
+                ends[name] = f"{around}.{NAME}", next(iter(outputs))[1]
                 break
-    if not found:
+    if not ends:
         raise RecastError(
             f"no nn.Sequential around {listed([*names], 3)} gives a map of the same size: attention cannot follow the "
             "block there; use beside='convolution'"
         )
-    return found
+    return ends
 
 
 def planned_places(steps: Iterable[Step]) -> dict[str, int]:
@@ -77,40 +82,31 @@ def planned_places(steps: Iterable[Step]) -> dict[str, int]:
     return {step.name: step.input[0] for step in steps if step.is_after_block}
 
 
-def last_layers(model: nn.Module, steps: Iterable[Step]) -> list[str]:
-    """Return the layers of the parent that a plan's steps change, or that a new layer follows at once."""
-    ends = {step.name: step.name.rpartition(".")[0] for step in steps if step.is_after_block}
-    last = {name: f"{end}.{[*model.get_submodule(end)._modules][-1]}" for name, end in ends.items()}
-    return [last.get(step.name, step.name) for step in steps]
-
-
 @contextmanager
-def places(model: nn.Module, channels: dict[str, int], kept: Sequence[str] = ()) -> Iterator[None]:
-    """Put a `PassThrough` at the end of each sequence that has none; take out those still there at the end.
+def places(channels: Mapping[str, int], *models: nn.Module) -> Iterator[None]:
+    """Put a `PassThrough` at the end of each sequence without attention; at the end, take out what was not recast.
 
-    Args:
-        channels: name of the new layer → channels of its input.
-        kept: names that stay, which the caller may add to inside.
-
-    Raises `RecastError` for a sequence that the model, or a module in it that wraps nothing else, does not have.
+    `channels`: name of the new layer → channels of its input. Models are networks, or modules around them. Raises
+    `RecastError` if a model has no such sequence.
     """
-    modules, added = modules_by_name(model), []
+    added: list[tuple[nn.Module, str, nn.Module]] = []
     try:
-        for name, count in channels.items():
-            around = name.rpartition(".")[0]
+        for model, (name, count) in product(models, channels.items()):
+            modules, around = modules_by_name(model), name.rpartition(".")[0]
             inside = [around] if around in modules else [n for n in modules if n.endswith(f".{around}")]
             if not inside or not all(isinstance(modules[n], nn.Sequential) for n in inside):
                 raise RecastError(
                     f"the plan is for another model: {type(model).__name__} has no nn.Sequential {around!r}, which "
                     "attention was planned after"
                 )
-            for sequence in (modules[n] for n in inside):
-                if NAME not in sequence._modules:
-                    like = next((p for p in sequence.parameters() if p.is_floating_point()), None)
-                    sequence.add_module(NAME, PassThrough(count, like).train(sequence.training))
-                    added.append((name, sequence))
+            for sequence in (modules[n] for n in inside if NAME not in modules[n]._modules):
+                like = next((p for p in sequence.parameters() if p.is_floating_point()), None)
+                sequence.add_module(NAME, PassThrough(count, like).train(sequence.training))
+                added.append((model, name, sequence))
         yield
     finally:
-        for name, sequence in added:
-            if name not in kept and isinstance(sequence._modules.get(NAME), PassThrough):
+        for model, name, sequence in added:
+            applied = plan_of(model)  # folded, attention is a `PassThrough` again, and stays
+            is_step = applied is not None and any(step.name == name for step in applied.steps)
+            if not is_step and isinstance(sequence._modules[NAME], PassThrough):
                 del sequence._modules[NAME]

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from recast.config import Count, typed
-from recast.errors import RecastError, listed
+from recast.errors import RecastError
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import BesideGate, LinearGate, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.pool_config import AttentionPooling, PoolConfig
 from recast.names import modules_by_name
-from recast.surgery.places import NAME, PassThrough, places, sequences_after
+from recast.surgery.places import NO_SEQUENCE, PassThrough, new_layers, places
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, put_pool_
@@ -93,13 +93,13 @@ def _plan(
     convolutions = _convolutions(model, config, needed=not is_none(where))
     parent = _observe_parent(model, example, convolutions)
     layers, explicit, reasons = select(where, model, convolutions, parent, config)
-    if layers and isinstance(config, BesideGate) and config.beside == "block" and not _are_places(convolutions, layers):
-        ends = sequences_after(model, example, parent, layers)
-        new = {f"{sequence}.{NAME}": channels for sequence, channels in ends.items()}
-        with places(model, new):
-            planned = _plan(model, example, config, [*new], max_tokens, pool)
-        left = (Left(n, reasons.get(n, f"attention follows its blocks ({listed([*new], 3)})")) for n in convolutions)
-        return replace(planned, left=tuple(left))
+    has_places = all(isinstance(convolutions[name], PassThrough) for name in layers)
+    if isinstance(config, BesideGate) and config.beside == "block" and not has_places:
+        ends = new_layers(model, example, parent, layers)
+        with places(dict(ends.values()), model):
+            planned = _plan(model, example, config, [*dict(ends.values())], max_tokens, pool)
+        reasons |= {n: f"attention follows its blocks ({ends[n][0]})" if n in ends else NO_SEQUENCE for n in layers}
+        return replace(planned, left=tuple(Left(name, reasons[name]) for name in convolutions))
     edits = _stride_edits(model, list(layers), convolutions, parent, config)
     edited = _observe_edited(model, example, convolutions, edits) if edits else parent
 
@@ -129,10 +129,6 @@ def _plan(
     return Plan(
         type(model).__name__, config, tuple(steps), unchanged, tuple(edits), before, after, note, pool, pool_cost, place
     )
-
-
-def _are_places(convolutions: dict[str, nn.Module], names: Collection[str]) -> bool:
-    return all(isinstance(convolutions[name], PassThrough) for name in names)
 
 
 def _too_large(steps: list[Step], explicit: set[str], max_tokens: int | None) -> dict[str, str]:
@@ -260,9 +256,11 @@ def _step(
     height, width = max((call.output[2:] for call in calls), key=math.prod) if new is None else new.output_size(*size)
     kind = (type(module) if rule is None else rule[0]).__name__
     kind += " (by probing)" if rule is None and not isinstance(layer, AttentionBeside) else ""
-    geometries, sizes = (geometry, new or geometry), ((layer.in_channels, *size), (layer.out_channels, height, width))
-    is_closed, beside = starts_closed and new is None, isinstance(layer, AttentionBeside)
-    step = Step(name, kind, *geometries, layer.groups, *sizes, before, after, is_closed, len(calls), beside)
+    step = Step(
+        name, kind, geometry, new or geometry, layer.groups,
+        (layer.in_channels, *size), (layer.out_channels, height, width),
+        before, after, starts_closed and new is None, len(calls), isinstance(layer, AttentionBeside),
+    )  # fmt: skip
     return step, after - replaced
 
 

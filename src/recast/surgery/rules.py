@@ -285,8 +285,10 @@ def as_attention(
 ) -> RecastLayer:
     """Make a layer with kernel `weight` in W_out's layout, and the mode, freezing, dtype and device of `conv`."""
     kind = CMHSA if config.gate == "bias" else GPSA
-    like: dict[str, Any] = {"bias": conv.bias is not None, "device": weight.device, "dtype": weight.dtype}
-    layer = kind(conv.in_channels, conv.out_channels, geometry, groups=conv.groups, config=config, **like)
+    layer = kind(
+        conv.in_channels, conv.out_channels, geometry, groups=conv.groups, bias=conv.bias is not None,
+        config=config, device=weight.device, dtype=weight.dtype,
+    )  # fmt: skip
     made = dict(conv.named_parameters())
     # a computed weight is a plain tensor here: what it was made from says whether it is trained
     biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}

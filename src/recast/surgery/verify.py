@@ -88,7 +88,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
         ranges.setdefault(name, []).append(sizes)
         signal[name] = max(signal.get(name, 0.0), share if shows else 0.0)
 
-    with places(model, planned_places(plan.steps)):
+    with places(planned_places(plan.steps), model):
         layers = _layers_of(model, plan)
         done = [name for name, layer in layers.items() if isinstance(layer, RecastLayer)]
         done += attention_pools(model) if plan.pool is not None else []

@@ -7,13 +7,13 @@ map that depends on the image.
     W_qry^h = W_key^h = c · R_h U        U (K, C): leading principal components of the layer's input, in the complement
                                          of its mean; R_h (D, K): a different rotation for every head
 
-Beside a convolution queries and keys have a rotation each (unless query_key="similar"): pixels that begin by looking
-for pixels unlike them learn to compare them faster (studies/beside.py).
+Beside a convolution queries and keys have a rotation each, unless query_key="similar". With one rotation for both,
+pixels begin by reading pixels like them, and photographs were compared far less well (studies/beside.py).
 
 The mean is projected out because queries and keys have no bias: the constant W μ would draw every query to the same
 keys. c sets the standard deviation of a query's logits over its keys to `logit_std`, averaged over queries and images.
-(W_qry W_keyᵀ is then close to a multiple of the identity on the features' subspace, the mimetic start of Trockman &
-Kolter 2023, arXiv:2305.09828, fitted to the data.)
+(With one rotation, W_qry W_keyᵀ is close to a multiple of the identity on the features' subspace, the mimetic start of
+Trockman & Kolter 2023, arXiv:2305.09828, fitted to the data.)
 """
 
 from __future__ import annotations

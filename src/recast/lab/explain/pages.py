@@ -163,9 +163,11 @@ def _explain_run(
     title = f"{recipe.model.name} on {recipe.data.title}"
     networks = {"recast": run.models["finetuned"]} if recipe.is_plain else run.models
     networks = {arm: networks[arm].to(device) for arm in arms}
-    norm, outputs = (data.mean, data.std), options.outputs or task_named(data.val.task).outputs
-    words, bands = (arms, [*notes, *remarks], about), parse_bands(options.bands)
-    return make_scene(title, inputs, networks, data.classes, norm, *words, outputs, bands), remarks
+    scene = make_scene(
+        title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *remarks], about,
+        options.outputs or task_named(data.val.task).outputs, parse_bands(options.bands),
+    )  # fmt: skip
+    return scene, remarks
 
 
 def parse_bands(text: str | None) -> tuple[int, ...]:

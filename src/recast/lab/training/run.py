@@ -226,8 +226,10 @@ class _Run:
         schedule = self.recipe.schedule if plan is not None else self.recipe.schedule.start
         recipe = self.recipe if name == "trained" else self.recipe.replace(schedule=schedule)
         scheduled = plan if schedule.is_during else None
-        how: dict[str, Any] = {"resume": self.resume, "progress": self.progress, "on_start": self.open}
-        fit(model, self.data, recipe, folder.path, name=name, parent=self.teacher, plan=scheduled, **how)
+        fit(
+            model, self.data, recipe, folder.path, resume=self.resume, progress=self.progress, name=name,
+            parent=self.teacher, plan=scheduled, on_start=self.open,
+        )  # fmt: skip
         if scheduled is not None:
             distributed.on_first(lambda: write_text(folder.plan_file, plan_as_trained(scheduled, model).to_json()))
 

@@ -90,7 +90,7 @@ def make(arm: Arm, tail: Tail, plan: Plan, train: Bank, seed: int, device: torch
                 features, _ = next(train.spread(WAKING).plain(WAKING, device))
                 wake_(tail, features, plan.config.logit_std, seed=seed)
         elif arm == "added":
-            with places(tail.network, planned_places(plan.steps)):
+            with places(planned_places(plan.steps), tail.network):
                 for step in plan.steps:
                     old = tail.network.get_submodule(step.name)
                     replace_module_(tail.network, old, Beside(old, step))
@@ -238,8 +238,10 @@ def with_fitted_head(tail: Tail, trains: Sequence[Bank], device: torch.device) -
         for name in names:
             head.network.get_submodule(name).requires_grad_(True)
         inputs = replace(train, views=tuple(views))
-        how: dict[str, Any] = {"rate": HEAD_RATE, "updates": HEAD_UPDATES, "batch": HEAD_BATCH, "follows": False}
-        train_(head, inputs, inputs.spread(1), seed=0, device=device, **how)
+        train_(
+            head, inputs, inputs.spread(1), rate=HEAD_RATE, updates=HEAD_UPDATES, batch=HEAD_BATCH,
+            seed=0, device=device, follows=False,
+        )  # fmt: skip
         copied = copy.deepcopy(tail)
         for name in names:
             copied.get_submodule(name).load_state_dict(head.network.get_submodule(name).state_dict())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup, escape
 from torch import nn
@@ -49,8 +48,11 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
     columns, *rows = [[Cell(text) for text in row] for row in (COLUMNS, *answer.rows())]
     table = PageTable("arms", columns, {"": rows}, kind="stack")
     changes = [_with_code(change) for change in answer.changes]
-    values: dict[str, Any] = {"title": title, "answer": answer, "changes": changes, "tiles": tiles, "table": table}
-    write_text(folder / PAGE, fill_page("trial.html.j2", "report.css", chart=chart, heads=HEADS, **values))
+    text = fill_page(
+        "trial.html.j2", "report.css", title=title, answer=answer, changes=changes, tiles=tiles, table=table,
+        chart=chart, heads=HEADS,
+    )  # fmt: skip
+    write_text(folder / PAGE, text)
     return folder / PAGE
 
 

@@ -40,9 +40,8 @@ from recast.lab.trial.arms import ARM_NAMES, COMPARED, TRAINED, Arm
 from recast.lab.trial.features import Bank, check_space, store
 from recast.lab.trial.pace import BLOCKS, FEWEST, RATE_PART, RATE_SHARE, Pace, measure_pace
 from recast.lab.trial.runs import FILE, Runs
-from recast.lab.trial.split import Tail, split_network
+from recast.lab.trial.split import Tail, last_layers, split_network
 from recast.surgery.apply import recast_
-from recast.surgery.places import last_layers
 from recast.surgery.plan import Plan
 from recast.tracing.cost import count_parameters
 from recast.tracing.examples import run_example
@@ -251,11 +250,10 @@ class _Trial:
         if (folder := self.out / FEATURES).is_file():
             raise RecastError(f"{folder} is a file: remove it, or choose another folder with --out")
         folder.mkdir(exist_ok=True)
-        how = (views, self.pace.dtype, self.pace.image_bytes, folder, name, self.device)
-        one = self.pace.image
         return store(
-            self.parts, self.data, images, *how, lambda done: self.bar.advance(self.task, done * one), self.say
-        )
+            self.parts, self.data, images, views, self.pace.dtype, self.pace.image_bytes, folder, name, self.device,
+            lambda done: self.bar.advance(self.task, done * self.pace.image), self.say,
+        )  # fmt: skip
 
     def _write_trial(self) -> None:
         write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
@@ -326,9 +324,10 @@ class _Trial:
             return row
         self.bar.update(self.task, description=f"{ARM_NAMES[arm]}, {detail}")
         tail = arms.make(arm, start, self.plan, train, seed, self.device)
-        how: dict[str, Any] = {"rate": rate, "updates": updates, "batch": self.pace.batch, "seed": seed}
-        how |= {"device": self.device, "advance": lambda: self.bar.advance(self.task, seconds)}
-        trained = arms.train_(tail, train, test, **how)
+        trained = arms.train_(
+            tail, train, test, rate=rate, updates=updates, batch=self.pace.batch, seed=seed, device=self.device,
+            advance=lambda: self.bar.advance(self.task, seconds),
+        )  # fmt: skip
         row = key | {"updates": updates, **asdict(trained)}
         if kind == "final" and arm == "recast":
             awake = arms.attention(tail, test, self.device)
@@ -395,8 +394,10 @@ class _Trial:
             )
         awake = [Wakefulness(**row["attention"]) for row in runs["recast"] if row.get("attention")]
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
-        counts = pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views
-        texts, longer = (pace.ways, tuple(self.notes)), pace.updates["longer"] / pace.updates["finetuned"]
-        facts = Facts(*counts, min(pace.updates.values()), self.seeds, *texts, tuple(pace.ratios[:ratios]), longer)
+        facts = Facts(
+            pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
+            min(pace.updates.values()), self.seeds, pace.ways, tuple(self.notes), tuple(pace.ratios[:ratios]),
+            pace.updates["longer"] / pace.updates["finetuned"],
+        )  # fmt: skip
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items() if rows}
         return judge(right, lines, attention, facts)

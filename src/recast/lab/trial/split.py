@@ -9,7 +9,7 @@ values depends on the features alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError
 from recast.modes import in_eval
+from recast.surgery.records import Step
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import run_example
 from recast.tracing.hooks import hooked, replaced_inputs, undisturbed
@@ -118,6 +119,13 @@ class _Use:
     end: int = 0
     inputs: tuple[Any, ...] = ()
     output: Any = None
+
+
+def last_layers(model: nn.Module, steps: Iterable[Step]) -> list[str]:
+    """Return the layers of the parent that a plan's steps change, or that a new layer follows at once."""
+    ends = {step.name: step.name.rpartition(".")[0] for step in steps if step.is_after_block}
+    last = {name: f"{end}.{[*model.get_submodule(end)._modules][-1]}" for name, end in ends.items()}
+    return [last.get(step.name, step.name) for step in steps]
 
 
 def split_network(model: nn.Module, layers: Sequence[str], images: Tensor) -> Split:
