@@ -29,10 +29,11 @@ Protocol, stated before the first run. Arms (`ARMS`), all for as many seconds as
 for `EPOCHS` epochs, by measured step times: the parent's blocks trained on; attention beside the last convolution of
 each block; the same layer after the blocks (`beside="block"`); nine heads in every convolution of the blocks; and,
 after the last block, timm's non-local block of as many multiply-adds as beside, two 1×1 convolutions of as many, global
-context, CBAM and SE; BoTNet's layer in place of the last convolution; a ViT on the trunk's features; a ViT and a ConvNeXt on pixels, from random weights. Also the
-parent's blocks trained on for as many updates as beside. AdamW, batches of 32, weight decay 0.05, cosine after a
-twentieth of warm-up, gates at 50 times the rate. rates: each arm at each of `RATES`, a third of its updates, seed 0, on
-held-out canvases; the best is taken. compare: on test canvases; seeds change the order of canvases and new parameters.
+context, CBAM and SE; BoTNet's layer in place of the last convolution; a ViT on the trunk's features; a ViT and a
+ConvNeXt on pixels, from random weights. Also the parent's blocks trained on for as many updates as beside. AdamW,
+batches of 32, weight decay 0.05, cosine after a twentieth of warm-up, gates at 50 times the rate. rates: each arm at
+each of `RATES`, a third of its updates, seed 0, on held-out canvases; the best is taken. compare: on test canvases;
+seeds change the order of canvases and new parameters.
 A difference beside − arm is shown if 0 is outside its 95 % interval over seeds and canvases
 (`recast.lab.evaluation.intervals`). What decides, by task: beside pays on it if it is shown to
 be ahead of the blocks trained on; it is the choice if it is shown to be ahead of every other arm too; it must not be
