@@ -166,7 +166,7 @@ def is_here(pin: str) -> bool:
 
 def cell_text(rows: list[dict[str, str]]) -> str:
     """Return a cell of the page for the rows of one tool: one text if both layers agree."""
-    texts = {row["layer"]: f"{row['cell']} ({row['error']})" if row["error"] else row["cell"] for row in rows}
+    texts = {r["layer"]: f"{r['cell']} ({r['error']})" if r["error"] not in ("", "0") else r["cell"] for r in rows}
     cells = {row["layer"]: row["cell"] for row in rows}
     if len(set(cells.values())) > 1:
         return f"{texts['beside']}; papers' layers: {texts['linear']}"
