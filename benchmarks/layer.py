@@ -33,8 +33,15 @@ from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 
 MAPS = {
-    (7, 512): 32, (14, 512): 8, (14, 256): 8, (28, 256): 4, (28, 128): 4, (56, 128): 1, (56, 64): 2, (112, 64): 1,
-}  # fmt: skip
+    (7, 512): 32,
+    (14, 512): 8,
+    (14, 256): 8,
+    (28, 256): 4,
+    (28, 128): 4,
+    (56, 128): 1,
+    (56, 64): 2,
+    (112, 64): 1,
+}
 """Side and channels of a map → images: ResNet-50's stages, and the same with their stride removed."""
 CHANNELS_LAST = ((14, 512), (28, 256))
 """Maps that are also timed in channels_last."""

@@ -121,13 +121,19 @@ PUBLISHED = {
     **{
         f"cifar10-{count}": (
             "evidence_differences.csv",
-            {"study": f"a-cifar100-cifar10-{count}", "arm": "recast, images, rates as fine-tuned",
-             "against": "fine-tuned", "metric": "clean"}, "difference", minutes,
+            {
+                "study": f"a-cifar100-cifar10-{count}",
+                "arm": "recast, images, rates as fine-tuned",
+                "against": "fine-tuned",
+                "metric": "clean",
+            },
+            "difference",
+            minutes,
         )
         for count, minutes in ((1000, 22), (4000, 46))
     },
     "cifar100": ("price_compare_cifar.csv", {"arm": "fine-tuned, equal updates"}, "one_wide_head_minus_arm", 18),
-}  # fmt: skip
+}
 """Table of a full training, its row, the column of the gain, and minutes of machine time (both arms, three seeds)."""
 
 

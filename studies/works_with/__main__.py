@@ -45,6 +45,8 @@ KINDS = {
 FIELDS = ("kind", "tool", "version", "does", "layer", "cell", "error", "message", "date", "torch")
 LIMIT = 300
 """Seconds for a tool."""
+AS_PARENT = "as the parent"
+"""Note on an error that is the parent's too; the page leaves out its text."""
 
 
 def read() -> list[dict[str, str]]:
@@ -95,7 +97,7 @@ def measure(tool: Tool) -> list[dict[str, str]]:
         if cell.error is not None and cell.cell in ("works", "wrong") and before.error is not None:
             notes.append(f"parent: {before.cell} {shown(before.error)}")
         elif cell.cell in ("refused", "wrong") and before.cell == cell.cell:
-            notes = [cell.message, "as the parent"]
+            notes = [cell.message, AS_PARENT]
         message = "; ".join(note for note in notes if note)
         rows.append({"layer": layer, "cell": cell.cell, "error": shown(cell.error), "message": message})
     return rows
@@ -164,7 +166,7 @@ def is_here(pin: str) -> bool:
 
 def cell_text(rows: list[dict[str, str]]) -> str:
     """Return a cell of the page for the rows of one tool: one text if both layers agree."""
-    texts = {row["layer"]: f"{row['cell']} ({row['error']})" if row["error"] else row["cell"] for row in rows}
+    texts = {r["layer"]: f"{r['cell']} ({r['error']})" if r["error"] not in ("", "0") else r["cell"] for r in rows}
     cells = {row["layer"]: row["cell"] for row in rows}
     if len(set(cells.values())) > 1:
         return f"{texts['beside']}; papers' layers: {texts['linear']}"
@@ -181,8 +183,8 @@ def tables(rows: list[dict[str, str]]) -> str:
         parts.append(f"## {heading}\n\n| tool | what you do | result | notes |\n|---|---|---|---|")
         for name in names:
             mine = [row for row in rows if row["tool"] == name]
-            notes = dict.fromkeys(note for row in mine for note in row["message"].split("; "))
-            texts = "; ".join(notes).replace("|", "\\|")
+            notes = dict.fromkeys(note for row in mine for note in row["message"].split("; ") if note)
+            texts = (AS_PARENT if AS_PARENT in notes else "; ".join(notes)).replace("|", "\\|")
             first = mine[0]
             parts[-1] += f"\n| {name} {first['version']} | {first['does']} | {cell_text(mine)} | {texts} |"
     if missing:

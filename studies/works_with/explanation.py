@@ -204,9 +204,13 @@ def attention_extract(case: Case) -> Cell:
 
 
 @tool(
-    "fast-vit-rollout", "attention rollout", "fast-vit-rollout==0.1.1", "opencv-python-headless",
-    remedy=NO_TOKENS, is_own=True,
-)  # fmt: skip
+    "fast-vit-rollout",
+    "attention rollout",
+    "fast-vit-rollout==0.1.1",
+    "opencv-python-headless",
+    remedy=NO_TOKENS,
+    is_own=True,
+)
 def rollout(case: Case) -> Cell:
     from fast_vit_rollout.vit_rollout import ViTAttentionRollout
 

@@ -160,10 +160,13 @@ def coreml(case: Case) -> Cell:
 
 
 @tool(
-    "pnnx and ncnn", "`torch.onnx.export` of one size, `pnnx.convert`, run one image at a time",
-    "ncnn==1.0.20261020", "pnnx==20261020", *ONNX[1:],
+    "pnnx and ncnn",
+    "`torch.onnx.export` of one size, `pnnx.convert`, run one image at a time",
+    "ncnn==1.0.20261020",
+    "pnnx==20261020",
+    *ONNX[1:],
     remedy={"refused": "ncnn has no slice with a step: use attention beside the convolution"},
-)  # fmt: skip
+)
 def ncnn(case: Case) -> Tensor:
     import ncnn
     import pnnx

@@ -234,9 +234,14 @@ def by_lightning_average(case: Case) -> Cell:
 
     module = Module()
     trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=[EMAWeightAveraging(decay=0.5)],
-    )  # fmt: skip
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[EMAWeightAveraging(decay=0.5)],
+    )
     trainer.fit(module, DataLoader(batches(case), batch_size=2))
     trainer.save_checkpoint("average.ckpt")
     state = torch.load("average.ckpt", weights_only=True)["state_dict"]

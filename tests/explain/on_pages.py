@@ -20,11 +20,19 @@ GATES: list[dict[str, Any]] = [
 def every_geometry() -> nn.Sequential:
     """Strides, dilation, even and asymmetric kernels, groups, reflection, a transposed convolution."""
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 2, padding="same", groups=3), nn.ReLU(),
-        nn.Conv2d(6, 4, (1, 3), padding=(0, 1), padding_mode="reflect"), nn.ReLU(),
-        nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1), nn.ReLU(),
-        nn.Conv2d(4, 4, 3, dilation=2, padding=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
-    )  # fmt: skip
+        nn.Conv2d(3, 6, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 2, padding="same", groups=3),
+        nn.ReLU(),
+        nn.Conv2d(6, 4, (1, 3), padding=(0, 1), padding_mode="reflect"),
+        nn.ReLU(),
+        nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, dilation=2, padding=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
 
 
 def recast_network(open_gates: Any, **config: Any) -> nn.Sequential:

@@ -109,9 +109,16 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("name", [name for name in KERNELS if name != "1×1"])
 def test_every_form_is_the_reference_forward_and_backward(
-    name: str, config: Any, dtype: Any, size: Any, short: int, layout: Any, open_gates: Any, error_of: Any,
+    name: str,
+    config: Any,
+    dtype: Any,
+    size: Any,
+    short: int,
+    layout: Any,
+    open_gates: Any,
+    error_of: Any,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(backends, "READ_AGAIN", short)
     layer = made(name, dtype, open_gates, **config).train()
     x = torch.randn(2, 6, *size, dtype=dtype).to(memory_format=layout).requires_grad_()

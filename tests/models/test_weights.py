@@ -49,17 +49,24 @@ def selected(tmp_path: Path, content: object, key: str | None = None, name: str 
 @pytest.mark.parametrize(
     "content",
     [
-        under("model."), {"state_dict": under("backbone.")}, {"model": {"state_dict": under("_orig_mod.module.")}},
-        {"model": under("module._orig_mod.")}, {"state_dict_ema": WEIGHTS, "epoch": 3}, [WEIGHTS, 3],
+        under("model."),
+        {"state_dict": under("backbone.")},
+        {"model": {"state_dict": under("_orig_mod.module.")}},
+        {"model": under("module._orig_mod.")},
+        {"state_dict_ema": WEIGHTS, "epoch": 3},
+        [WEIGHTS, 3],
         {"module": WEIGHTS},
         {k.replace("0.", "0._orig_mod."): v for k, v in WEIGHTS.items()},
         {
-            "state_dict": WEIGHTS, "args": argparse.Namespace(lr=0.1, out=pathlib.Path("x")), "best": np.float64(0.9),
-            "history": [np.arange(2)], "place": pathlib.PureWindowsPath("c:/x"),
+            "state_dict": WEIGHTS,
+            "args": argparse.Namespace(lr=0.1, out=pathlib.Path("x")),
+            "best": np.float64(0.9),
+            "history": [np.arange(2)],
+            "place": pathlib.PureWindowsPath("c:/x"),
         },
     ],
     ids=lambda content: ",".join(content)[:40] if isinstance(content, dict) else "list",
-)  # fmt: skip
+)
 def test_containers_of_training_frameworks(tmp_path: Path, content: object, name: str) -> None:
     read = selected(tmp_path, content, name=name)
     assert read.keys() == WEIGHTS.keys()

@@ -36,10 +36,17 @@ def small_data(num_val: int = 18) -> Data:
 def small_parent() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),
-        nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, CLASSES),
-    )  # fmt: skip
+        nn.Conv2d(3, 6, 3, stride=2, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Conv2d(6, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, CLASSES),
+    )
 
 
 def small_plan(parent: nn.Module, *where: str, **config: Any) -> Plan:
@@ -68,9 +75,16 @@ def small_recipe(optim: dict[str, Any] | None = None, **fields: Any) -> Recipe:
 
 
 def small_fit(
-    folder: Path, model: nn.Module | None = None, recipe: Recipe | None = None, *, data: Data | None = None,
-    plan: Plan | None = None, resume: bool = False, losses: list[float] | None = None, **fields: Any,
-) -> list[dict[str, Any]]:  # fmt: skip
+    folder: Path,
+    model: nn.Module | None = None,
+    recipe: Recipe | None = None,
+    *,
+    data: Data | None = None,
+    plan: Plan | None = None,
+    resume: bool = False,
+    losses: list[float] | None = None,
+    **fields: Any,
+) -> list[dict[str, Any]]:
     """`fit` in silence, by default of the small child; the loss of every update is added to `losses`."""
     losses = [] if losses is None else losses
     return fit(

@@ -74,9 +74,14 @@ def size_of_terms(layer: GPSA, x: Tensor) -> float:
 @pytest.mark.parametrize("content", ["softmax", "linear"])
 @pytest.mark.parametrize("attend_padding", [False, True])
 def test_backends_agree_with_random_open_gates(
-    dtype: torch.dtype, gate: Any, content: Any, attend_padding: bool, case_of: Any, open_gates: Any,
+    dtype: torch.dtype,
+    gate: Any,
+    content: Any,
+    attend_padding: bool,
+    case_of: Any,
+    open_gates: Any,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Output and every gradient: all kinds of convolution, maps pruned or not, W_val folded or not, chunks of any size.
 
     fp64 relative to each tensor; fp32 relative to the terms where they cancel, in outputs of a few numbers.

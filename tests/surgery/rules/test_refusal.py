@@ -106,17 +106,21 @@ REFUSED: dict[str, tuple[Builder, Use, str]] = {
     "weight read": (conv, lambda module, x: F.conv2d(x, module.weight), "not called by the example .* weight is read"),
     "one image": (conv, lambda module, x: module(x[0])[None], r"got \(4, 8, 8\), expected \(batch, C, H, W\)"),
     "cropped beyond its kernel": (
-        lambda: nn.ConvTranspose2d(4, 4, (3, 1), stride=3, padding=(0, 1)), None, "exceeds the reach of its kernel"
+        lambda: nn.ConvTranspose2d(4, 4, (3, 1), stride=3, padding=(0, 1)),
+        None,
+        "exceeds the reach of its kernel",
     ),
     "complex": (
-        lambda: nn.Conv2d(4, 4, 3, dtype=torch.complex64), lambda module, x: module(x + 0j).abs(), "complex weights"
+        lambda: nn.Conv2d(4, 4, 3, dtype=torch.complex64),
+        lambda module, x: module(x + 0j).abs(),
+        "complex weights",
     ),
     **{f"{name} hook": (lambda f=f: changed(f), None, "Conv2d carries hooks.* lose$") for name, f in HOOKS.items()},
     **{
         f"instead of {name}": (lambda f=f: changed(f), None, rf"Conv2d carries hooks.* torch\.nn\.utils\.{name}")
         for name, f in OLDER.items()
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
