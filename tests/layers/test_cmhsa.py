@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recast import CMHSA, RecastConfig, RecastError
 from recast.layers.functional import relative_bias
-from recast.layers.functional.relative_bias import biased, biased_maps, biased_reference
+from recast.layers.functional.relative_bias import biased, biased_maps, biased_reference, offset_ranges
 from recast.surgery.rules import convert
 
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "50"))
@@ -109,6 +109,18 @@ def test_the_start_is_the_convolution_in_the_limit(random_case: Any, error_of: A
         case = random_case(seed)
         layer = layer_of(case.conv, case.x.shape[-2:], bias_init=60.0)
         assert error_of(layer(case.x), case.conv(case.x)) <= 1e-10, case.text
+
+
+def test_the_table_holds_the_positions_of_t_cnns_eq_3(error_of: Any) -> None:
+    """v_posᵀ r_δ = −α(‖δ‖² − 2 Δ·δ), Eq. 4: without content the convolution for a large α."""
+    conv, x = nn.Conv2d(4, 4, 3, padding=1).double(), torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    layer = layer_of(conv, (5, 6))
+    rows, columns = (torch.arange(s.start, s.stop) for s in offset_ranges(layer.geometry, 5, 6))
+    with torch.no_grad():
+        for head, (row, column) in enumerate(layer.geometry.offsets()):
+            squares = rows[:, None] ** 2 + columns**2
+            layer.relative_bias[head] = -60.0 * (squares - 2 * (row * rows[:, None] + column * columns))
+    assert error_of(layer(x), conv(x)) <= 1e-10
 
 
 def test_fused_attention_is_the_one_written_out(error_of: Any) -> None:

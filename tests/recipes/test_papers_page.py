@@ -5,6 +5,7 @@ With RECAST_SLOW=1 the trainings make two updates each on tiny data.
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -132,7 +133,7 @@ def test_every_command_parses_and_its_recipe_resolves(
 
 
 def test_figures_of_several_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two points of PRS' Table 2, a rank of Grafit's Fig. 2.4, and metrics that neither shows."""
+    """Two points of PRS' Table 2, a rank of Grafit's Fig. 2.4, a network on V2, two seeds, and metrics that none shows."""
     monkeypatch.chdir(tmp_path)
     top1 = {
         "deit_tiny": (6.43, 72.2),
@@ -145,17 +146,25 @@ def test_figures_of_several_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         for network, values in top1.items()
         for share, value in zip((1, 100), values, strict=True)
     }
+    runs["deit3_small"] = {("clean", "top1"): 81.4, ("imagenet-v2", "top1"): 70.5, ("imagenet-v2", "top5"): 90}
     runs["grafit_family"] = {("retrieval", "top1"): 1, ("retrieval", "map"): 2, ("retrieval", "neighbours"): 3}
     for name, values in runs.items():
         rows = [Row(name, "finetuned", suite, "imagenet", m, value, 100) for (suite, m), value in values.items()]
         (tmp_path / "runs" / name).mkdir(parents=True)
         write_records(tmp_path / "runs" / name / "rows.csv", Row, rows)
+    for seed, last in enumerate((79.5, 79.7)):
+        lines = [json.dumps({"epoch": epoch, "val_top1": top1}) for epoch, top1 in enumerate((0.1, 40.0, last))]
+        (tmp_path / "runs" / f"rsb_a2_{seed}").mkdir()
+        (tmp_path / "runs" / f"rsb_a2_{seed}" / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
     session: dict[str, Any] = {}
     for source in re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE):
         exec(compile(source, "papers.md", "exec"), session)
     figure = session["minus_resnet"]
     assert figure["deit_tiny"].to_dict() == pytest.approx({1: 6.43 - 13.93, 100: 72.2 - 69.53})
     assert figure["swin_tiny"].to_dict() == pytest.approx({1: 13.2 - 13.67, 100: 81.2 - 80.15})
+    assert session["v2_against_clean"].loc["deit3_small"].to_dict() == {"clean": 81.4, "imagenet-v2": 70.5}
+    assert sorted(session["final"]) == [79.5, 79.7]
+    assert session["by_epoch"].loc[2, ["mean", "min", "max"]].tolist() == pytest.approx([79.6, 79.5, 79.7])
     assert session["by_rank"].loc["grafit_family"].to_dict() == {"top1": 1, "map": 2}
 
 
