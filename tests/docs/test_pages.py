@@ -88,7 +88,7 @@ def test_the_cost_of_the_default_is_that_of_the_results() -> None:
         line for line in (ROOT / "docs/speed.md").read_text(encoding="utf-8").splitlines() if "**present**" in line
     ]
     shown = [[list(map(int, re.findall(r"\d+(?= %| to)", cell))) for cell in line.split("|")[3:5]] for line in lines]
-    with (ROOT / "results/beside_times.csv").open(encoding="utf-8") as file:
+    with (ROOT / "results/beside_random_times.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["arm"].startswith("fine-tuned")]
     for task, cells in zip(("odd_digit", "cifar", "odd_photo"), shown, strict=True):
         for column, numbers in zip(("step", "inference_batch"), cells, strict=True):
