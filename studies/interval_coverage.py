@@ -9,7 +9,8 @@ an arm), seeds move an arm (`spread`) and decide images at the border. An image 
 threshold.
 A row of the table is a method in a setting:
 
-metric          top1, or one of all images together: auroc (one class against the others), map (of labels), miou
+metric          top1, or one of all images together: auroc (one class against the others), map (of labels), miou, and
+                of detections, up to 60 images, ap50 and ap (three classes, a detector that also errs)
 seeds, images, top1, effect, spread, always: the setting; the effect in points, top1 that of the weaker arm in percent
 method          interval: `lab.evaluation.intervals.interval`. Before it: bootstrap (percentiles, of `evaluate`), over
                 seeds (t of the seeds' means, of `report`), Satterthwaite (both sources, of `try`)
@@ -27,15 +28,13 @@ coverage_trials.csv: the same arms as trials of `recast try`, which stop as soon
 yes, no, unclear   share of trials with this verdict
 wrong              share with a yes without a gain, or a no with one of `HIDDEN` points or more
 trained            mean number of seeds
-
-Not simulated: the average precision of detection; its contributions are those of map, by the same jackknife.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import Pool
@@ -50,6 +49,7 @@ from recast.lab.evaluation.class_metrics import ranked
 from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.evaluation.stats import Compared, known_mean
 from recast.lab.trial.answer import HIDDEN, confidence, verdict
+from recast.papers.dense.detect.evaluation import AREAS, IOUS, WIDTH, average_precisions, summarised
 from recast.papers.dense.segment.evaluation import STATISTICS
 
 SEEDS, IMAGES, TOP1, EFFECTS = (1, 2, 3, 5, 10), (20, 60, 300, 1000, 5000), (2.0, 50.0, 90.0, 99.0), (0.0, 1.0, 5.0)
@@ -221,10 +221,59 @@ def pixel_arms(random: np.random.Generator, images: int, abilities: tuple[float,
     return Compared(flat, STATISTICS)
 
 
-def pooled_rows(images: int, start: float, effect: float, pixels: bool, draws: int) -> list[dict[str, Any]]:
+KINDS, MOST_SEEN, MANY = ("a", "b", "c"), 12, 20_000
+"""Classes of objects; most detections of an image; images from which the true average precision is computed."""
+
+
+def aps(stored: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Return AP at IoU 0.5 and AP of what `image_scores` would store."""
+    values = summarised(average_precisions(stored, counts, len(KINDS)), KINDS, {})
+    return {name: values[name] for name in ("ap50", "ap")}
+
+
+def detected(random: np.random.Generator, images: int, abilities: Iterable[float]) -> list[np.ndarray]:
+    """Return what `image_scores` would store (images, k) for detectors of the same images.
+
+    An image has 0 to 6 objects; a detector finds all, the harder ones with a low score and a small overlap, and about
+    two things that are none.
+    """
+    size, places = (images, MOST_SEEN), np.arange(MOST_SEEN)
+    kind, shared = random.integers(1, 1 + len(KINDS), size), SHARED * random.standard_normal(size)
+    is_object = places < random.binomial(6, 0.35, (images, 1))
+    is_other = ~is_object & (places >= MOST_SEEN - random.binomial(6, 0.35, (images, 1)))
+    objects = np.stack([(is_object & (kind == 1 + number)).sum(1) for number in range(len(KINDS))], 1)
+    stored = []
+    for ability in abilities:
+        seen = shared + math.sqrt(1 - SHARED**2) * random.standard_normal((2, *size)) + ability * is_object
+        level = np.floor(len(IOUS) * ndtr(seen[1] - ability / 2)).astype(int) + 1
+        matched = np.where(is_object, 2 ** np.minimum(level, len(IOUS)) - 1, 0)
+        rows = np.zeros((*size, WIDTH))
+        rows[..., 0], rows[..., 1], rows[..., 2] = ndtr(seen[0]), kind * (is_object | is_other), matched
+        unused = np.zeros((images, (len(AREAS) - 1) * len(KINDS)))
+        stored.append(np.concatenate([objects, unused, rows.reshape(images, -1)], 1))
+    return stored
+
+
+def object_truth(ability: float) -> dict[str, float]:
+    """Return AP of very many images."""
+    (stored,) = detected(np.random.default_rng(0), MANY, [ability])
+    return {name: float(value[0]) for name, value in aps(stored, np.ones((1, MANY))).items()}
+
+
+def object_arms(random: np.random.Generator, images: int, abilities: tuple[float, float]) -> Compared:
+    """Return AP of two detectors on the same images."""
+    stored = detected(random, images, abilities)
+    scores = {(arm, "boxes"): each for arm, each in zip("ab", stored, strict=True)}
+    return Compared(scores, pool=lambda metric, values, counts: aps(values, counts))
+
+
+POOLED = {"class": (class_arms, class_truth), "pixel": (pixel_arms, pixel_truth), "object": (object_arms, object_truth)}
+
+
+def pooled_rows(images: int, start: float, effect: float, of: str, draws: int) -> list[dict[str, Any]]:
     """Return the rows of metrics of all images together, of a difference and of one arm."""
     random = np.random.default_rng([images, round(100 * start), round(100 * effect)])
-    make, truth_of = (pixel_arms, pixel_truth) if pixels else (class_arms, class_truth)
+    make, truth_of = POOLED[of]
     truth = [truth_of(each) for each in (start + effect, start)]
     ends: dict[tuple[str, str], list[Ends]] = {}
     for _ in range(draws):
@@ -306,7 +355,8 @@ def main() -> None:
         write(RESULTS / "coverage_trials.csv", trials)
         return
     rows = list(normal_rows())
-    pooled = list(product((20, 60, 300), (1.0, 2.0), (0.0, 0.3), (False, True)))
+    pooled = list(product((20, 60, 300), (1.0, 2.0), (0.0, 0.3), POOLED))
+    pooled = [each for each in pooled if each[0] < 300 or each[-1] != "object"]  # which would take an hour
     of_top1 = list(settings())
     if options.quick:
         pooled, of_top1 = pooled[::10], of_top1[::50]

@@ -27,12 +27,13 @@ network, which favours the arms without.
 
 Protocol, stated before the first run. Arms (`ARMS`), all for as many seconds as attention beside the convolution takes
 for `EPOCHS` epochs, by measured step times: the parent's blocks trained on; attention beside the last convolution of
-each block (the default); nine heads in every convolution of the blocks; and, after the last block, timm's non-local
-block of as many multiply-adds, two 1×1 convolutions of as many, global context, CBAM and SE; BoTNet's layer in place of
-the last convolution; a ViT on the trunk's features; a ViT and a ConvNeXt on pixels, from random weights. Also the
-parent's blocks trained on for as many updates as beside. AdamW, batches of 32, weight decay 0.05, cosine after a
-twentieth of warm-up, gates at 50 times the rate. rates: each arm at each of `RATES`, a third of its updates, seed 0, on
-held-out canvases; the best is taken. compare: on test canvases; seeds change the order of canvases and new parameters.
+each block; the same layer after the blocks (`beside="block"`); nine heads in every convolution of the blocks; and,
+after the last block, timm's non-local block of as many multiply-adds as beside, two 1×1 convolutions of as many, global
+context, CBAM and SE; BoTNet's layer in place of the last convolution; a ViT on the trunk's features; a ViT and a
+ConvNeXt on pixels, from random weights. Also the parent's blocks trained on for as many updates as beside. AdamW,
+batches of 32, weight decay 0.05, cosine after a twentieth of warm-up, gates at 50 times the rate. rates: each arm at
+each of `RATES`, a third of its updates, seed 0, on held-out canvases; the best is taken. compare: on test canvases;
+seeds change the order of canvases and new parameters.
 A difference beside − arm is shown if 0 is outside its 95 % interval over seeds and canvases
 (`recast.lab.evaluation.intervals`). What decides, by task: beside pays on it if it is shown to
 be ahead of the blocks trained on; it is the choice if it is shown to be ahead of every other arm too; it must not be
@@ -57,7 +58,7 @@ import numpy as np
 import price
 import timm
 import torch
-from beside import NEW, LastStage, complete, evidence, groups_of
+from beside import AFTER, NEW, LastStage, complete, evidence, groups_of
 from evidence.csv_files import append, read, write
 from evidence.images import read as read_images
 from PIL import Image
@@ -90,6 +91,7 @@ EPOCHS = {"odd": 6, "twice": 6, "more": 3, "first": 6, "textures": 6}
 RATES = (1e-3, 4e-3)
 SETTINGS: dict[str, dict[str, Any]] = {
     "beside": NEW,
+    "after the blocks": AFTER,
     "fine-tuned": {},
     "non-local": {"block": "non-local"},
     "nine heads": {"content_heads": "all", "gaussian_heads": "none", "project_values": False, "query_key": "zero"},

@@ -26,8 +26,9 @@ EXAMPLES = """  recast quickstart
 def quickstart(*, out: FilePath = "runs/quickstart", seed: Seed = 0, output: Compute) -> int:
     """Which of three digits is the odd one out? A small ResNet learns to read single handwritten digits of
     scikit-learn. Its last stage is recast without changing one prediction. Then the recast network and the ResNet
-    itself are trained on the question in the same way, measured, and compared in a report. This takes a few minutes on
-    a laptop's CPU; nothing is downloaded. Run the same command again to continue an interrupted quickstart.
+    itself, both with the same new classifier, are trained on the question in the same way, measured, and compared in a
+    report. This takes a few minutes on a laptop's CPU; nothing is downloaded. Run the same command again to continue an
+    interrupted quickstart.
 
     Args:
         out: New run folder.
@@ -69,7 +70,7 @@ def _run(run: RunFolder, seed: int, resume: bool, as_json: bool) -> int:
     parent = recipe.replace(data=data, where=["none"], optim=optim, epochs=3, control=False)
     train(parent, run.parent, resume=resume, command="recast quickstart")
     say("\n── 2/5  plan, recast, verify; 3/5  train on three digits: the recast network, then the parent the same way")
-    recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(RunFolder(run.parent).weights)))
+    recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(RunFolder(run.parent).weights), new_head=True))
     train(recipe, out, resume=run.is_run, command="recast quickstart", say=say)
     say("\n── 4/5  evaluate the three arms on 1,000 canvases of held-out digits")
     results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())

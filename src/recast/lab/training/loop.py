@@ -22,6 +22,7 @@ from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
+from recast.lab.evaluation.intervals import is_at_chance
 from recast.lab.folder.files import write_json
 from recast.lab.folder.records import Epoch, Measured
 from recast.lab.folder.run import RunFolder
@@ -322,12 +323,25 @@ class _Loop:
     def _end_epoch(self) -> None:
         """Measure the network, write the row, move on to the next epoch and save the state, in this order."""
         state, recipe, epoch = self.state, self.recipe, self.state.position.epoch
-        self.journal.write(self._row())
+        row = self._row()
+        self.journal.write(row)
+        if epoch == 0:
+            self._say_if_at_chance(row.metrics.get("top1"))
         self._write_schedule()
         state.position = Position(epoch=epoch + 1)
         self._save()
         if state.position.epoch <= recipe.epochs and self._is_stop_requested():
             raise Stopped
+
+    def _say_if_at_chance(self, top1: float | None) -> None:
+        """Say if a classifier that was kept guesses: while it learns other answers, it spoils the features."""
+        is_kept = self.journal.name != "finetuned" and not self.folder.has_new_parent(self.recipe.model)
+        classes, images = len(self.data.classes), len(self.data.val)
+        if top1 is not None and classes > 1 and is_kept and is_at_chance(top1 / 100, classes, images):
+            self.journal.say(
+                f"note: before training {top1:.1f} % are right, and {100 / classes:.1f} % by guessing: if the classes "
+                "mean something else now, begin with a new classifier (--new-head)"
+            )
 
     def _row(self) -> Epoch:
         """Measure the network and return the row of this epoch. Raises RecastError for a loss that is not finite."""

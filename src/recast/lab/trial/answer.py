@@ -295,5 +295,5 @@ def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Fact
         remedies.append(f"more validation images: about {math.ceil(needed):,}, for a gain of {time.mean:.1f} points")
     if seeds == facts.seeds < 5:
         remedies.append(f"more seeds: --seeds 5 instead of {seeds}")
-    remedies.append("another stage: --where stage:-2, where maps are larger")
+    remedies.append("another place: after the blocks (--beside block), or where maps are larger (--where stage:-2)")
     return remedies

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -29,6 +28,7 @@ from recast.lab.data.device import choose_device
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_stratified, hold_out
+from recast.lab.evaluation.intervals import is_at_chance
 from recast.lab.evaluation.model_key import model_key
 from recast.lab.folder.files import locked, read_json, write_json
 from recast.lab.folder.records import Wakefulness
@@ -50,8 +50,8 @@ from recast.tracing.outputs import logits_of
 TRIAL, FEATURES, ANSWER = "trial.json", "features", "answer.json"
 PIXELS = ("mean", "std", "img_size", "test_size", "crop_pct")
 """Settings of the images, besides the files, that decide the pixels that the network gets."""
-AT_CHANCE, SURE = 512, 3
-"""Images on which a classifier of the right size must be better than chance by three standard deviations."""
+AT_CHANCE = 512
+"""Images on which a classifier of the right size must be better than chance."""
 
 
 def try_(
@@ -367,8 +367,7 @@ class _Trial:
     def _is_at_chance(self, tail: Tail, train: Bank) -> bool:
         sample = train.spread(AT_CHANCE)
         _, right = arms.score(tail, sample, self.device)
-        chance = 1 / len(self.data.classes)
-        if mean(right) >= chance + SURE * math.sqrt(chance * (1 - chance) / len(sample)):
+        if not is_at_chance(mean(right), len(self.data.classes), len(sample)):
             return False
         self._note(
             f"the classifier is right on {mean(right):.1%} of the training images, which is chance: another one is "
