@@ -36,6 +36,22 @@ def test_a_recipe_is_a_name_or_a_file(shared: Path, cli: Cli, tmp_path: Path) ->
         assert recipe.where == ["layer3.1.conv1"]
 
 
+def test_the_weights_that_a_function_returns_are_not_called_random(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = "timm.create_model('digits_resnet', num_classes=num_classes)"
+    code = f"import timm\n\ndef trained(num_classes):\n    return {make}\n"
+    (tmp_path / "trained_elsewhere.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    words = "--model trained_elsewhere:trained --trust --epochs 0 --no-control --where none --out run".split()
+    done = cli("train", "digits", *words)
+    assert done.code == 0, done.err
+    assert "note: the parent has the weights that trained_elsewhere:trained returns" in done.err
+    assert "random" not in done.err
+    run = RunFolder(tmp_path / "run")
+    assert not run.has_new_parent(run.recipe().model)
+
+
 def test_the_results_of_the_arms_are_aligned(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recast.lab.folder.run.RunFolder.has_new_parent", lambda *_: True)
     lines = _arms(shared / "run").splitlines()

@@ -72,7 +72,7 @@ def new_layers(
     if not ends:
         raise RecastError(
             f"no nn.Sequential around {listed([*names], 3)} gives a map of the same size: attention cannot follow the "
-            "block there; use beside='convolution'"
+            "block there; use beside=convolution"
         )
     return ends
 

@@ -17,7 +17,7 @@ from recast.lab.folder.records import ARMS
 from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.recipes import find_recipe, make_recipe, recipes, recipes_by_paper
 from recast.models.config import ModelConfig
-from recast.models.trust import check_trusted, trusting
+from recast.models.trust import check_trusted, is_function, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
@@ -35,6 +35,7 @@ AUTO = "auto"
 FUNCTIONS = (("model", "name"), ("task", "teacher", "teacher_model"))
 """Options that may name a function of the user's."""
 RANDOM = "the parent has random weights: give --checkpoint or --pretrained for trained ones"
+RETURNED = "the parent has the weights that {} returns: give --checkpoint for others"
 
 
 def train(
@@ -72,7 +73,9 @@ def train(
         RunFolder(folder).check_unused()
     from recast.lab.training.run import train as run  # needs torch, which the help does without
 
-    notes = [] if settings.model.checkpoint or settings.model.pretrained else [RANDOM]
+    name, notes = settings.model.name, list[str]()
+    if not (settings.model.checkpoint or settings.model.pretrained):
+        notes.append(RETURNED.format(name) if is_function(name) else RANDOM)
 
     def say(text: str) -> None:
         while notes:

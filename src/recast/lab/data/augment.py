@@ -56,7 +56,7 @@ def resolve(
     if augment.auto_augment is not None and not _POLICY.fullmatch(augment.auto_augment):
         raise RecastError(
             f"unknown auto_augment {augment.auto_augment!r}: expected a policy of timm with its options, such as "
-            "rand-m9-mstd0.5-inc1, augmix-m3-w3, original, v0 or 3a; or ta_wide"
+            "rand-m9-mstd0.5-inc1, augmix-m3-w3, original, v0 or 3a; ta_wide; or null for none"
         )
     return augment
 

@@ -165,7 +165,12 @@ class RunFolder:
             self.states.rmdir()
 
     def has_new_parent(self, parent: ModelConfig) -> bool:
-        """Return True if the parent of the run, `model` of its recipe, has a new classifier or random weights."""
+        """Return True if the parent of the run, `model` of its recipe, has a new classifier or random weights.
+
+        Of a user's function it is not known: what it returns may be trained.
+        """
+        if is_function(parent.name):
+            return False
         if parent.checkpoint is None:
             return not parent.pretrained
         return (self.path / parent.checkpoint).resolve() == self.parent_weights.resolve()

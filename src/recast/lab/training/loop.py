@@ -39,6 +39,7 @@ from recast.lab.training.switches import WAKING_IMAGES, Switches
 from recast.layers.cmhsa import gated_layers, recast_layers
 from recast.models.build import Images, constructor
 from recast.models.config import ModelConfig
+from recast.models.trust import is_function
 from recast.models.weights import check_writable, load_weights_, read_header, read_safetensors
 from recast.surgery.apply import recast_
 from recast.surgery.chosen_forms import ChosenForms, choose_forms_, chosen_forms
@@ -335,7 +336,8 @@ class _Loop:
 
     def _say_if_at_chance(self, top1: float | None) -> None:
         """Say if a classifier that was kept guesses: while it learns other answers, it spoils the features."""
-        is_kept = self.journal.name != "finetuned" and not self.folder.has_new_parent(self.recipe.model)
+        is_known = self.journal.name != "finetuned" and not is_function(self.recipe.model.name)
+        is_kept = is_known and not self.folder.has_new_parent(self.recipe.model)
         classes, images = len(self.data.classes), len(self.data.val)
         if top1 is not None and classes > 1 and is_kept and is_at_chance(top1 / 100, classes, images):
             self.journal.say(
