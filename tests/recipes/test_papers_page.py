@@ -133,7 +133,7 @@ def test_every_command_parses_and_its_recipe_resolves(
 
 
 def test_figures_of_several_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two points of PRS' Table 2, a rank of Grafit's Fig. 2.4, a network on V2, two seeds, and metrics that none shows."""
+    """Two points of PRS' Table 2, a rank of Grafit's Fig. 2.4, one on V2, two seeds, and metrics that none shows."""
     monkeypatch.chdir(tmp_path)
     top1 = {
         "deit_tiny": (6.43, 72.2),
