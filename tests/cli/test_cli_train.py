@@ -16,6 +16,7 @@ from recast.lab.cli import main, quickstart
 from recast.lab.cli.train import _arms
 from recast.lab.config import Recipe
 from recast.lab.config.text import load_recipe
+from recast.lab.folder.run import RunFolder
 from recast.lab.training.metrics import read_metrics
 
 Cli = Callable[..., Any]
