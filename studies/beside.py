@@ -360,7 +360,7 @@ def table(options: argparse.Namespace) -> None:
     for name, source in {"_sweep": read(out / "sweep.csv"), "": runs, "_times": timed}.items():
         if source:
             write(RESULTS / f"beside{name}.csv", source)
-    pairs = dict.fromkeys((run["task"], run["arm"], ours) for run in runs for ours in OURS if run["arm"] not in OURS)
+    pairs = dict.fromkeys((run["task"], run["arm"], ours) for run in runs for ours in OURS if run["arm"] != ours)
     for task, arm, mine in pairs:
         seeds = [run["seed"] for run in runs if (run["task"], run["arm"]) == (task, arm)]
         seeds = [seed for seed in seeds if has_row(out / "compare.csv", task=task, arm=mine, seed=seed)]

@@ -70,7 +70,7 @@ def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
     with (ROOT / "results/beside_differences.csv").open(encoding="utf-8") as file:
         results = list(csv.DictReader(file))
     table = [
-        line.replace("−", "-").strip("| ").split(" | ") for line in readme.splitlines() if re.search(r"\| beside", line)
+        line.replace("−", "-").strip("| ").split(" | ") for line in readme.splitlines() if re.search(r"\| (beside|after)", line)
     ]
     assert len(table) >= 4
     for *_, ours, arm, difference in table:
