@@ -69,9 +69,8 @@ def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
     assert f"| {len(recipes())} recipes:" in supported
     with (ROOT / "results/beside_differences.csv").open(encoding="utf-8") as file:
         results = list(csv.DictReader(file))
-    table = [
-        line.replace("−", "-").strip("| ").split(" | ") for line in readme.splitlines() if re.search(r"\| (beside|after)", line)
-    ]
+    lines = [line.replace("−", "-") for line in readme.splitlines() if re.search(r"\| (beside|after)", line)]
+    table = [line.strip("| ").split(" | ") for line in lines]
     assert len(table) >= 4
     for *_, ours, arm, difference in table:
         numbers = list(map(float, re.findall(r"-?\d+\.\d", difference)))
