@@ -44,13 +44,19 @@ def test_the_weights_that_a_function_returns_are_not_called_random(
     code = f"import timm\n\ndef trained(num_classes):\n    return {make}\n"
     (tmp_path / "trained_elsewhere.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    words = "--model trained_elsewhere:trained --trust --epochs 0 --no-control --where none --out run".split()
-    done = cli("train", "digits", *words)
+    words = "--model trained_elsewhere:trained --trust --epochs 0 --no-control --where layer3.1.conv1".split()
+    done = cli("train", "digits", *words, "--out", "run")
     assert done.code == 0, done.err
     assert "note: the parent has the weights that trained_elsewhere:trained returns" in done.err
     assert "random" not in done.err
     run = RunFolder(tmp_path / "run")
     assert not run.has_new_parent(run.recipe().model)
+    assert run.returned_weights.is_file()
+    for name, options in (("kept", "--no-new-head"), ("new", "--new-head")):
+        done = cli("train", "digits", *words, "--checkpoint", str(run.returned_weights), options, "--out", name)
+        assert done.code == 0, done.err
+        again = RunFolder(tmp_path / name)
+        assert again.has_new_parent(again.recipe().model) is (name == "new")
 
 
 def test_the_results_of_the_arms_are_aligned(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,9 @@ def test_the_stride_goes_and_no_attention_comes(run: Path, tmp_path: Path) -> No
         quick(tmp_path / "no", model=trained(run), schedule=ScheduleConfig("never"))
 
 
-def test_a_kept_classifier_that_guesses_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kept_classifier_that_guesses_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = load_file(run / "parent" / "weights.safetensors")
     guesses = {name: value * (not name.startswith("fc.")) for name, value in weights.items()}
     save_file(guesses, tmp_path / "guesses.safetensors")
@@ -149,6 +151,9 @@ def test_a_kept_classifier_that_guesses_is_named(run: Path, tmp_path: Path, caps
         model = ModelConfig("digits_resnet", checkpoint=str(tmp_path / "guesses.safetensors"), new_head=new_head)
         train(digits_recipe(model=model, where=["none"], epochs=0, control=False), tmp_path / f"run{new_head}")
         assert ("10.0 % by guessing" in capsys.readouterr().err) is not new_head
+    monkeypatch.setattr("recast.lab.training.loop.is_at_chance", lambda *_: True)
+    train(digits_recipe(model=model, where=["none"], epochs=0, control=False), tmp_path / "luckless")
+    assert "by guessing" not in capsys.readouterr().err
 
 
 def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class RunFolder:
         self.fingerprint = path / "data.json"  # `recast.lab.data.fingerprint`
         self.duplicates = path / "duplicates.csv"
         self.parent_weights = path / "parent.safetensors"  # if they are random or the classifier is new
+        self.returned_weights = path / "returned.safetensors"  # the parent's, if a user's function returned them
         self.environment = path / "environment.json"
         self.plan_file = path / "plan.json"
         self.verify = path / "verify.json"
@@ -158,7 +159,7 @@ class RunFolder:
     def remove_first_files(self) -> None:
         """Remove the files that a run wrote, if it failed before its first state."""
         first = [self.recipe_file, self.classes_file, self.fingerprint, self.duplicates, self.parent_weights]
-        first += [self.environment, self.plan_file, self.verify, self.schedule, self.metrics]
+        first += [self.returned_weights, self.environment, self.plan_file, self.verify, self.schedule, self.metrics]
         for path in (*first, *(self.path / file for paper in PAPERS.values() for file in paper.files.values())):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # missing
@@ -167,12 +168,10 @@ class RunFolder:
     def has_new_parent(self, parent: ModelConfig) -> bool:
         """Return True if the parent of the run, `model` of its recipe, has a new classifier or random weights.
 
-        Of a user's function it is not known: what it returns may be trained.
+        The weights that a user's function returns count as trained: they may be.
         """
-        if is_function(parent.name):
-            return False
         if parent.checkpoint is None:
-            return not parent.pretrained
+            return not (parent.pretrained or is_function(parent.name))
         return (self.path / parent.checkpoint).resolve() == self.parent_weights.resolve()
 
     def why_no_baseline(self, parent: ModelConfig, classes: int, rows: Iterable[Row]) -> str:
@@ -191,9 +190,9 @@ class RunFolder:
 
 
 def is_kept_parent(checkpoint: str | None) -> bool:
-    """Return True for a run's file of a parent that has a new classifier or random weights."""
+    """Return True for a run's copy of its parent, which has a new classifier, random weights or those of a function."""
     path = Path(checkpoint or "")
-    return path == (run := RunFolder(path.parent)).parent_weights and run.is_run
+    return path in ((run := RunFolder(path.parent)).parent_weights, run.returned_weights) and run.is_run
 
 
 def follow_up(*words: str, functions: Iterable[str | None] = ()) -> str:

@@ -337,7 +337,8 @@ class _Loop:
     def _say_if_at_chance(self, top1: float | None) -> None:
         """Say if a classifier that was kept guesses: while it learns other answers, it spoils the features."""
         is_known = self.journal.name != "finetuned" and not is_function(self.recipe.model.name)
-        is_kept = is_known and not self.folder.has_new_parent(self.recipe.model)
+        is_known = is_known and (self.recipe.model.checkpoint is not None or not self.recipe.is_plain)
+        is_kept = is_known and not (self.recipe.model.new_head or self.folder.has_new_parent(self.recipe.model))
         classes, images = len(self.data.classes), len(self.data.val)
         if top1 is not None and classes > 1 and is_kept and is_at_chance(top1 / 100, classes, images):
             self.journal.say(

@@ -29,6 +29,7 @@ from recast.lab.training.optim import check_trainable
 from recast.layers.cmhsa import recast_layers
 from recast.models.build import NEW_HEAD, build
 from recast.models.config import ModelConfig
+from recast.models.trust import is_function
 from recast.modes import in_eval
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
@@ -222,8 +223,11 @@ def _completed(config: ModelConfig, classes: int, out: RunFolder, keeps_parent: 
     config = config.replace(num_classes=config.num_classes or classes)
     if not keeps_parent:
         return config
-    path = str(out.parent_weights.resolve())
-    return config.replace(checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
+    path = out.parent_weights
+    if is_function(config.name) and not (config.new_head and (config.checkpoint or config.pretrained)):
+        # a checkpoint is the copy in another run
+        path = out.path / Path(config.checkpoint or out.returned_weights).name
+    return config.replace(checkpoint=str(path.resolve()), checkpoint_key=None, pretrained=False, new_head=False)
 
 
 def _with_copies(papers: Mapping[str, PaperConfig], out: RunFolder) -> tuple[dict[str, PaperConfig], dict[str, str]]:

@@ -65,7 +65,8 @@ def train(
     out/                     recipe.yaml classes.json environment.json plan.json verify.json
                              metrics.jsonl weights.safetensors resume/; schedule.json with a schedule
     out/finetuned/           the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
-    out/parent.safetensors   the parent, if its weights are random or its classifier is new
+    out/parent.safetensors   the parent, if its weights are random or its classifier is new;
+                             out/returned.safetensors, if a function of the user returned them
     out/FILE                 a copy of each file that the settings of a paper name (`PaperConfig.files`)
 
     A recipe that recasts nothing (`where: [none]`, `pool.kind: none`) trains the network itself into `out`, without
@@ -195,7 +196,7 @@ class _Run:
             write_text(self.folder.path / name, text)
         if self.prepared.keeps_parent:
             parent = task_of(self.recipe.task).undone(self.parent)
-            write_weights(parent, self.folder.parent_weights, self.recipe.model, self.data)
+            write_weights(parent, Path(str(self.recipe.model.checkpoint)), self.recipe.model, self.data)
         save_recipe(self.recipe, self.folder.recipe_file)  # also on resume: paths may have changed
         self.environment = {
             **surroundings(self.device),
