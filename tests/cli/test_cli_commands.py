@@ -199,6 +199,7 @@ def test_an_option_is_suggested_only_for_a_name_much_like_it(typed: str, meant: 
         ("add trust=True and", "add --trust and"),
         ("pretrained=False, or pass allow_change=True", "--no-pretrained, or pass --allow-change"),
         ("there; use beside=convolution", "there; use --beside convolution"),
+        ("here: use device=cpu or device=auto", "here: use --device cpu or --device auto"),
         (
             "runs/trust=True,lr=1/net.pth and pretrained=True,lr=1/",
             "runs/trust=True,lr=1/net.pth and pretrained=True,lr=1/",

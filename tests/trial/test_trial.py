@@ -330,7 +330,9 @@ def test_the_answer_says_what_the_table_holds(
     assert "31 of 36" in answer.sentence
     assert answer.sentence.startswith(f"Worth a full run: {worth}. ")
     assert json.loads(answer.to_json())["gains"]["longer"]["mean"] == answer.gains["longer"].mean
-    assert ("--minutes 40" in str(answer)) == (worth != "yes")
+    assert ("--minutes 40" in str(answer)) == ("--beside block" in str(answer)) == (worth != "yes")
+    after_blocks = judge(table(rights, images), lines, Wakefulness(36, 31, 0.5), replace(FACTS, beside="block"))
+    assert "--beside" not in str(after_blocks)
     assert "learning rate" not in str(answer)
     at_edge = [replace(line, rate=RATES[-1] if line.arm == "recast" else RATES[0]) for line in lines]
     assert any("learning rate" in change for change in judge(table(rights, images), at_edge, None, FACTS).changes)

@@ -184,8 +184,8 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
     names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
     if not names:
         raise RecastError(
-            f"no convolution matches {pattern!r}: expected last_stage, all, stage:N, or a layer's name or glob "
-            f"({listed([*convolutions], 3)}).{suggest(pattern, convolutions)}"
+            f"no convolution matches {pattern!r}: expected last_of_blocks, last_stage, all, stage:N, or a layer's "
+            f"name or glob ({listed([*convolutions], 3)}).{suggest(pattern, convolutions)}"
         )
     return names
 

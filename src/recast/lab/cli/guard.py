@@ -14,7 +14,7 @@ from recast.errors import RecastError, first_line, printable
 LONGEST = 1000
 """Characters of a message."""
 ADVICE = re.compile(
-    r"(?<!\S)(?:(allow_change|pretrained|trust)=(True|False)(?=[,;:.)]?(?!\S))|(beside|checkpoint|checkpoint_key)=)"
+    r"(?<!\S)(?:(allow_change|pretrained|trust)=(True|False)(?=[,;:.)]?(?!\S))|(beside|checkpoint|checkpoint_key|device)=)"
 )
 """Python arguments that messages of `recast` outside the command line advise: whole words, as paths hold such names."""
 

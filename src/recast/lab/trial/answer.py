@@ -83,6 +83,8 @@ class Facts:
     """Seconds of a recast update relative to a fine-tuned one, as measured again and again."""
     ratio: float = 1.0
     """Updates of the arm fine-tuned for equal time, relative to the others."""
+    beside: str = "convolution"
+    """What attention stands beside; empty for the papers' layers."""
 
     @property
     def is_short(self) -> bool:
@@ -295,5 +297,6 @@ def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Fact
         remedies.append(f"more validation images: about {math.ceil(needed):,}, for a gain of {time.mean:.1f} points")
     if seeds == facts.seeds < 5:
         remedies.append(f"more seeds: --seeds 5 instead of {seeds}")
-    remedies.append("another place: after the blocks (--beside block), or where maps are larger (--where stage:-2)")
+    after = "after the blocks (--beside block), or " if facts.beside == "convolution" else ""
+    remedies.append(f"another place: {after}where maps are larger (--where stage:-2)")
     return remedies

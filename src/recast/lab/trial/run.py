@@ -396,7 +396,7 @@ class _Trial:
         facts = Facts(
             pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
             min(pace.updates.values()), self.seeds, pace.ways, tuple(self.notes), tuple(pace.ratios[:ratios]),
-            pace.updates["longer"] / pace.updates["finetuned"],
+            pace.updates["longer"] / pace.updates["finetuned"], getattr(self.plan.config, "beside", ""),
         )  # fmt: skip
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items() if rows}
         return judge(right, lines, attention, facts)
