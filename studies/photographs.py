@@ -39,8 +39,8 @@ A difference beside − arm is shown if 0 is outside its 95 % interval over seed
 be ahead of the blocks trained on; it is the choice if it is shown to be ahead of every other arm too; it must not be
 chosen where it is shown to be behind. first and textures: nothing is expected.
 
-Run so far: seven arms, beside to CBAM and the ViT on features, of twice (two seeds) and more (two of beside and after
-the blocks, one of the others); step times of all arms of both. The odd photograph of beside.py was run there.
+Run so far: seven arms, beside to CBAM and the ViT on features, of twice and more, two seeds; step times of all arms of
+both. The odd photograph of beside.py was run there.
 """
 
 from __future__ import annotations
