@@ -61,8 +61,8 @@ def trainer(name: str, does: str, *packages: str, one_rate: bool = False) -> Cal
     return add
 
 
-@trainer("Lightning", "`Trainer.fit` with `recast.param_groups`", "lightning==2.6.6")
-def by_lightning(model: nn.Module, data: TensorDataset) -> None:
+def fit_by_lightning(model: nn.Module, data: TensorDataset, *callbacks: Any) -> Any:
+    """Train by a module of Lightning; return its trainer."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -83,8 +83,15 @@ def by_lightning(model: nn.Module, data: TensorDataset) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        callbacks=list(callbacks),
     )
     trainer.fit(Module(), DataLoader(data, batch_size=2))
+    return trainer
+
+
+@trainer("Lightning", "`Trainer.fit` with `recast.param_groups`", "lightning==2.6.6")
+def by_lightning(model: nn.Module, data: TensorDataset) -> None:
+    fit_by_lightning(model, data)
 
 
 @trainer("ignite", "`create_supervised_trainer`", "pytorch-ignite==0.5.5")
@@ -218,31 +225,10 @@ def by_timm(model: nn.Module, data: TensorDataset) -> nn.Module:
 
 @tool("Lightning, EMAWeightAveraging", "train, then take the average's checkpoint", "lightning==2.6.6")
 def by_lightning_average(case: Case) -> Cell:
-    import lightning
     from lightning.pytorch.callbacks import EMAWeightAveraging
 
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = copy.deepcopy(case.model)
-
-        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
-            return F.cross_entropy(self.model(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return optimizer_of(self.model)
-
-    module = Module()
-    trainer = lightning.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        callbacks=[EMAWeightAveraging(decay=0.5)],
-    )
-    trainer.fit(module, DataLoader(batches(case), batch_size=2))
+    model = copy.deepcopy(case.model)
+    trainer = fit_by_lightning(model, batches(case), EMAWeightAveraging(decay=0.5))
     trainer.save_checkpoint("average.ckpt")
     state = torch.load("average.ckpt", weights_only=True)["state_dict"]
     average = copy.deepcopy(case.model)
@@ -252,4 +238,4 @@ def by_lightning_average(case: Case) -> Cell:
     torch.save(average.state_dict(), path)
     loaded.load_state_dict(torch.load(path, weights_only=True))
     with torch.no_grad():
-        return case.judged(loaded.eval()(case.images), module.model.eval())
+        return case.judged(loaded.eval()(case.images), model.eval())

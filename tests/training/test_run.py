@@ -152,7 +152,7 @@ def test_a_kept_classifier_that_guesses_is_named(
         train(digits_recipe(model=model, where=["none"], epochs=0, control=False), tmp_path / f"run{new_head}")
         assert ("10.0 % by guessing" in capsys.readouterr().err) is not new_head
     monkeypatch.setattr("recast.lab.training.loop.is_at_chance", lambda *_: True)
-    train(digits_recipe(model=model, where=["none"], epochs=0, control=False), tmp_path / "luckless")
+    train(digits_recipe(model=model, where=["none"], epochs=0, control=False), tmp_path / "unlucky")
     assert "by guessing" not in capsys.readouterr().err
 
 
