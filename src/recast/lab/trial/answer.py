@@ -294,7 +294,8 @@ def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Fact
         )
     of_images = interval(_points("longer", right).mean(0, keepdims=True), POINTS)  # more images do not replace seeds
     if time.mean > 0.1 and of_images.low <= 0 and (needed := images * (of_images.detectable / time.mean) ** 2) < 1e5:
-        remedies.append(f"more validation images: about {math.ceil(needed):,}, for a gain of {time.mean:.1f} points")
+        count = f"{100 * math.ceil(needed / 100):,}"
+        remedies.append(f"more validation images: about {count}, for a gain of {time.mean:.1f} points")
     if seeds == facts.seeds < 5:
         remedies.append(f"more seeds: --seeds 5 instead of {seeds}")
     after = "after the blocks (--beside block), or " if facts.beside == "convolution" else ""
