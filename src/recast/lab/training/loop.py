@@ -22,9 +22,8 @@ from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
-from recast.lab.evaluation.intervals import is_at_chance
 from recast.lab.folder.files import write_json
-from recast.lab.folder.records import Epoch, Measured
+from recast.lab.folder.records import Epoch, Measured, is_at_chance
 from recast.lab.folder.run import RunFolder
 from recast.lab.task import Setting, task_of
 from recast.lab.training import distributed
@@ -341,7 +340,7 @@ class _Loop:
             return  # the note stands above the recast arm; a function's classifier may be new
         if model.new_head or self.folder.has_new_parent(model) or (model.checkpoint is None and self.recipe.is_plain):
             return
-        if top1 is not None and classes > 1 and is_at_chance(top1 / 100, classes, len(self.data.val)):
+        if top1 is not None and is_at_chance(top1 / 100, classes, len(self.data.val)):
             self.journal.say(
                 f"note: before training {top1:.1f} % are right, and {100 / classes:.1f} % by guessing: if the classes "
                 "mean something else now, begin with a new classifier (--new-head)"
