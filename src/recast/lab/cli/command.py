@@ -75,7 +75,7 @@ class Option:
         self.hint = list[kind] if several else kind
         # a word after one of a few words is more likely the command's own: --suite clean RUN
         self.takes = (1, count) if count else bool(several) and (is_open or not words)
-        word = "NUM" if float in items else "N" if int in items else "FILE" if File() in items else "TEXT"
+        word = "NUM" if float in items else "N" if int in items else "FILE" if File in field.marks else "TEXT"
         if words:
             word = "TEXT" if is_open else f"{{{','.join(map(str, words))}}}"
         word = f"{word} {word}" if count == 2 else word
