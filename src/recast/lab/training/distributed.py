@@ -196,7 +196,7 @@ def first_then_all(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwarg
 def held(folder: Path) -> Iterator[None]:
     """Lock `folder` for the block: the first process holds it (`locked`) for all of them."""
     with ExitStack() as stack:
-        on_first(lambda: stack.enter_context(locked(folder)))
+        on_first(stack.enter_context, locked(folder))
         yield
 
 
