@@ -26,6 +26,7 @@ TYPOS = (
     (("train", "folder", "--model.checkpoint=gone.pth"), "no such file: gone.pth (--model.checkpoint)"),
     (("train", "folder", "--data", "csv", "--labels-file", "gone.csv"), "no such file: gone.csv (--labels-file)"),
     (("train", "digits", "--out", "file/run"), "--out: file is not a folder"),
+    (("try", "--out", "file/try"), "--out: file is not a folder"),
     (("train", "digits", "--out", "used"), "used is not empty (file): choose another folder with --out"),
     (("evaluate", "used", "--sets", "gone"), "no such folder: gone (--sets)"),
     (("plan", "net", "--checkpoint", "--json"), "--checkpoint requires a value"),

@@ -9,6 +9,7 @@ from recast.lab.evaluation.class_metrics import ranked
 from recast.lab.evaluation.image_values import ImageValues, over_seeds, read_images, write_images
 from recast.lab.evaluation.intervals import PERCENT, POINTS, interval
 from recast.lab.evaluation.stats import GROUPS, Compared, left_out, plain_mean
+from recast.lab.folder.records import is_at_chance
 from recast.papers.dense.segment.evaluation import STATISTICS
 
 RANDOM = np.random.default_rng(3)
@@ -34,6 +35,14 @@ def test_the_interval_of_a_difference_of_accuracies_is_tangos(images: int, won: 
         q = (math.sqrt(b * b + 8 * images * lost * end * (1 - end)) - b) / (4 * images)
         score = (won - lost - images * end) / math.sqrt(images * (2 * q + end * (1 - end)))
         assert abs(score) == pytest.approx(1.96, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("right", "classes", "images", "guesses"),
+    [(128, 10, 1000, True), (129, 10, 1000, False), (5, 2, 8, True), (6, 2, 8, False), (0, 1, 8, False)],
+)
+def test_a_guess(right: int, classes: int, images: int, guesses: bool) -> None:
+    assert is_at_chance(right / images, classes, images) == guesses
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 5])

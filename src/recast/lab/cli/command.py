@@ -75,7 +75,7 @@ class Option:
         self.hint = list[kind] if several else kind
         # a word after one of a few words is more likely the command's own: --suite clean RUN
         self.takes = (1, count) if count else bool(several) and (is_open or not words)
-        word = "NUM" if float in items else "N" if int in items else "FILE" if File() in items else "TEXT"
+        word = "NUM" if float in items else "N" if int in items else "FILE" if File in field.marks else "TEXT"
         if words:
             word = "TEXT" if is_open else f"{{{','.join(map(str, words))}}}"
         word = f"{word} {word}" if count == 2 else word
@@ -176,8 +176,7 @@ class Typed(Generic[Model]):
     """The typed options of a config, to be laid over another one. Annotation of a parameter."""
 
     def __init__(self, part: Part, words: Mapping[Keys, Any]) -> None:
-        self.name, self.model, self.words = part.name, part.model, words
-        self.mappings = {path for path, option in part.options.items() if option.is_mapping}
+        self.name, self.model, self.words, self.options = part.name, part.model, words, part.options
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -187,7 +186,7 @@ class Typed(Generic[Model]):
             target = changes
             for key in path[:-1]:
                 target = target.setdefault(key, {})
-            if isinstance(words, list) and path not in self.mappings:
+            if isinstance(words, list) and not self.options[path].is_mapping:
                 words = [part for word in words for part in word.split(",") if part]
             target[path[-1]] = None if words in ("null", ["null"]) else words
         return changes

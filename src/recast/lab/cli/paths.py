@@ -22,14 +22,12 @@ FILES = (".safetensors", ".pth", ".ckpt", ".bin")
 
 def check_paths(command: Command, words: Sequence[str]) -> None:
     """Raise RecastError for a typed file or folder that does not exist, and for an `--out` below a file."""
-    from recast.lab.cli.command import leaves
-
     words = list(takewhile(lambda word: word != "--", words))
     paths = {
         name: option.field.path[-1]
         for part in command.parts.values()
         for option in part.options.values()
-        if File() in leaves(option.field.info.annotation)
+        if File in option.field.marks
         for name in (option.short, option.dotted)
     }
     for word, following in zip(words, [*words[1:], ""], strict=False):

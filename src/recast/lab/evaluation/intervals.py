@@ -102,21 +102,6 @@ def interval(values: ArrayLike, ends: tuple[float, float] | None = None, confide
     return Interval(mean, float(low), float(high), float((below + above) / 2 + power))
 
 
-def is_at_chance(share: float, classes: int, images: int) -> bool:
-    """Return True if a share of right answers is less than three standard deviations above that of guessing.
-
-    Of few images less is required: the middle between guessing and all right.
-
-    Example:
-        >>> is_at_chance(0.12, classes=10, images=1000), is_at_chance(0.14, classes=10, images=1000)
-        (True, False)
-        >>> is_at_chance(1.0, classes=2, images=8)
-        False
-    """
-    chance = 1 / classes
-    return share < min(chance + 3 * math.sqrt(chance * (1 - chance) / images), (1 + chance) / 2)
-
-
 def _over_images(values: NDArray[np.float64], ends: tuple[float, float] | None, quantile: float) -> tuple[float, float]:
     """Return the interval of the mean of independent values."""
     from scipy.special import ndtri, stdtrit

@@ -11,6 +11,7 @@ analysis/frontier.csv   FrontierLine
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
@@ -62,6 +63,17 @@ class Epoch:
         """Read the result of `to_dict`. Raises RecastError that names `source` and the wrong or missing key."""
         metrics = {key[4:]: value for key, value in line.items() if key.startswith("val_") and key != "val_loss"}
         return read(cls, {**line, "metrics": metrics}, source)
+
+
+def is_at_chance(share: float, classes: int, images: int) -> bool:
+    """Return True if a share of right answers is less than three standard deviations above that of guessing.
+
+    Of few images less is required: the middle between guessing and all right. A single class is not guessed.
+    """
+    if classes < 2:
+        return False
+    chance = 1 / classes
+    return share < min(chance + 3 * math.sqrt(chance * (1 - chance) / images), (1 + chance) / 2)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from recast.lab.config.inputs import EMBEDDED
 from recast.lab.config.recipe import PAPERS
 from recast.lab.config.text import load_recipe
 from recast.lab.folder.files import ANALYSIS, CONTROL, EXPLAIN, LOCK, SCORES, STATES, read_names, read_text
-from recast.lab.folder.records import Difference, Row
+from recast.lab.folder.records import Difference, Row, is_at_chance
 from recast.lab.folder.tables import existing_records
 from recast.models.config import ModelConfig
 from recast.models.trust import is_function
@@ -177,15 +177,15 @@ class RunFolder:
     def why_no_baseline(self, parent: ModelConfig, classes: int, rows: Iterable[Row]) -> str:
         """Return why the parent before fine-tuning is no baseline; empty if it is one.
 
-        It is none if its classifier is new, or if its top-1 in `rows` is not shown to be above a guess among `classes`.
+        It is none if its classifier is new, or if its top-1 in `rows` is that of a guess among `classes`.
         """
         if self.has_new_parent(parent):
             return "its classifier was new"
         for row in rows:
-            if (row.model, row.suite, row.metric) == ("parent", "clean", "top1") and classes > 1:
-                guess = 100 / classes
-                if (row.value if row.low is None else row.low) <= guess:
-                    return f"its top-1, {row.value:.1f}\u00a0%, is not shown to be above a guess, {guess:.1f}\u00a0%"
+            is_top1 = (row.model, row.suite, row.metric) == ("parent", "clean", "top1")
+            if is_top1 and is_at_chance(row.value / 100, classes, row.n):
+                top1, guess = f"{row.value:.1f}\u00a0%", f"{100 / classes:.1f}\u00a0%"
+                return f"its top-1, {top1}, is not shown to be above a guess, {guess}"
         return ""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from recast.lab.data.device import choose_device
 from recast.lab.folder.files import locked
 from recast.modes import computes_as
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)
@@ -165,15 +166,15 @@ def share_(model: nn.Module, weights: bool = True) -> None:
             dist.broadcast(tensor.data, src=0)
 
 
-def on_first(function: Callable[[], T]) -> T:
+def on_first(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function` in the first process. All return its value, and its RecastError or OSError stops all of them."""
     if process_count() == 1:
-        return function()
+        return function(*args, **kwargs)
     outcome: list[object] = [None, None]
     error: BaseException | None = None
     if is_first():
         try:
-            outcome = [function(), None]
+            outcome = [function(*args, **kwargs), None]
         except (RecastError, OSError) as caught:
             outcome, error = [None, f"{caught}"], caught
     dist.broadcast_object_list(outcome, src=0)
@@ -184,18 +185,18 @@ def on_first(function: Callable[[], T]) -> T:
     return outcome[0]  # type: ignore[return-value]
 
 
-def first_then_all(function: Callable[[], T]) -> T:
+def first_then_all(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function` in the first process, then in the others, which use the files that it downloaded."""
     values: list[T] = []
-    on_first(lambda: values.append(function()))
-    return values[0] if values else function()
+    on_first(lambda: values.append(function(*args, **kwargs)))
+    return values[0] if values else function(*args, **kwargs)
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Lock `folder` for the block: the first process holds it (`locked`) for all of them."""
     with ExitStack() as stack:
-        on_first(lambda: stack.enter_context(locked(folder)))
+        on_first(stack.enter_context, locked(folder))
         yield
 
 

@@ -22,9 +22,8 @@ from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
-from recast.lab.evaluation.intervals import is_at_chance
 from recast.lab.folder.files import write_json
-from recast.lab.folder.records import Epoch, Measured
+from recast.lab.folder.records import Epoch, Measured, is_at_chance
 from recast.lab.folder.run import RunFolder
 from recast.lab.task import Setting, task_of
 from recast.lab.training import distributed
@@ -151,7 +150,7 @@ class _Loop:
 
     def run(self, resume: bool, on_start: Callable[[], object]) -> list[dict[str, Any]]:
         """Measure epoch 0, then train, measure and save every epoch."""
-        if resume and on_first(lambda: bool(self.folder.saved_states())):
+        if resume and on_first(self.folder.saved_states):
             self._restore()
         on_first(on_start)
         try:
@@ -172,12 +171,12 @@ class _Loop:
             write_weights(self.model, path, self.recipe.model, self.data, self.objective.task.keeps_network)
         if self._is_stop_requested():
             raise Interrupted("interrupted: state saved; this training is finished", saved=True)
-        return on_first(lambda: read_metrics(self.journal.path))
+        return on_first(read_metrics, self.journal.path)
 
     def _restore(self) -> None:
         """Load the newest state; every process loads the one that the first process chose."""
         images = len(self.data.train)
-        path = on_first(lambda: restore_(self.state, self.recipe, self.folder, images))
+        path = on_first(restore_, self.state, self.recipe, self.folder, images)
         if not is_first():
             restore_(self.state, self.recipe, self.folder, images, path=path)
             self.state.position.bad_images = []  # the state lists those of the first process
@@ -249,7 +248,7 @@ class _Loop:
         if switches is None:
             return
         if layers := switches.due(epoch):
-            before = Measured(*on_first(lambda: self._measured_after(epoch - 1)))
+            before = Measured(*on_first(self._measured_after, epoch - 1))
             averages = [] if state.ema is None else [state.ema.module]
             images = self._images(self.data.train.plain(), WAKING_IMAGES)
             recipe = self.recipe
@@ -341,7 +340,7 @@ class _Loop:
             return  # the note stands above the recast arm; a function's classifier may be new
         if model.new_head or self.folder.has_new_parent(model) or (model.checkpoint is None and self.recipe.is_plain):
             return
-        if top1 is not None and classes > 1 and is_at_chance(top1 / 100, classes, len(self.data.val)):
+        if top1 is not None and is_at_chance(top1 / 100, classes, len(self.data.val)):
             self.journal.say(
                 f"note: before training {top1:.1f} % are right, and {100 / classes:.1f} % by guessing: if the classes "
                 "mean something else now, begin with a new classifier (--new-head)"
@@ -376,7 +375,7 @@ class _Loop:
         """Wait for the device, check every loss and write the state."""
         self._finish()
         with uninterrupted():
-            on_first(lambda: save_state(self.state, self.recipe.plain(), self.folder, len(self.data.train)))
+            on_first(save_state, self.state, self.recipe.plain(), self.folder, len(self.data.train))
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data

@@ -43,7 +43,6 @@ from recast.surgery.folding.model import fold_
 from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of
 from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
-from recast.surgery.schedule import Schedule
 from recast.surgery.verify import verify
 from recast.surgery.wake import wake_, waking_summary
 
@@ -90,17 +89,17 @@ def train(
     with trusting(trust=trust), distributed.process_group(recipe.device) as device, distributed.held(folder.path):
         recipe = with_task(recipe)
         if resume:
-            recipe = distributed.first_then_all(lambda: recipe_of_run(recipe, folder))
+            recipe = distributed.first_then_all(recipe_of_run, recipe, folder)
         else:
             distributed.on_first(folder.check_unused)
-        prepared = distributed.first_then_all(lambda: prepare(recipe, folder, resume))
+        prepared = distributed.first_then_all(prepare, recipe, folder, resume)
         if distributed.is_first():
             say(prepared.pixels)
             for note in _notes(prepared):
                 warnings.warn(note, stacklevel=2)
         if resume:
-            distributed.on_first(lambda: check_classes(folder, prepared.data))
-            distributed.on_first(lambda: check_same(folder, prepared.data, goes_on=True))
+            distributed.on_first(check_classes, folder, prepared.data)
+            distributed.on_first(check_same, folder, prepared.data, goes_on=True)
         with (
             _ending(folder, resume, recipe.functions),
             _Run(prepared, folder, device, resume, progress, say, command) as run,
@@ -216,7 +215,7 @@ class _Run:
                 recast_(child, plan)  # `fit` loads the weights
         else:
             child, plan = self._recast(plan)
-            distributed.on_first(lambda: write_text(self.folder.plan_file, plan.to_json()))
+            distributed.on_first(write_text, self.folder.plan_file, plan.to_json())
         if is_during and plan.pool is not None:
             with seeded(mix_seed("pool", self.recipe.seed)):
                 recast_(child, plan.without_steps())
@@ -232,7 +231,7 @@ class _Run:
             parent=self.teacher, plan=scheduled, on_start=self.open,
         )  # fmt: skip
         if scheduled is not None:
-            distributed.on_first(lambda: write_text(folder.plan_file, plan_as_trained(scheduled, model).to_json()))
+            distributed.on_first(write_text, folder.plan_file, plan_as_trained(scheduled, model).to_json())
 
     def _recast(self, plan: Plan) -> tuple[nn.Module, Plan]:
         """Recast the parent and verify it. Returns the network that training starts with, and its plan.
@@ -247,8 +246,8 @@ class _Run:
                 fold_(child)  # every head is closed
         if recipe.recast.query_key == "images" and recast_layers(child):
             woken = wake_(child, self._training_images(WAKING_IMAGES), recipe.recast.logit_std, recipe.seed)
-            distributed.on_first(lambda: self.say(waking_summary(woken)))
-        distributed.on_first(lambda: self._verify(child, plan, schedule.dated(plan, recipe.epochs)))
+            distributed.on_first(self.say, waking_summary(woken))
+        distributed.on_first(self._verify, child, plan)
         if schedule.is_during:
             return copy.deepcopy(self.parent), plan
         if count := schedule.start.recalibrate_bn:
@@ -259,9 +258,9 @@ class _Run:
         recipe = self.recipe
         return self.data.some(self.data.train.plain(), count, recipe.data, recipe.seed, self.device)
 
-    def _verify(self, child: nn.Module, plan: Plan, schedule: Schedule | None) -> None:
+    def _verify(self, child: nn.Module, plan: Plan) -> None:
         """Compare parent and child on the first VERIFIED validation images; write and report the result."""
-        recipe = self.recipe
+        recipe, schedule = self.recipe, self.recipe.schedule.dated(plan, self.recipe.epochs)
         batches = self.data.some(self.data.val, VERIFIED, recipe.data, recipe.seed, self.device, whole=True)
         verified = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
         write_json(self.folder.verify, verified.to_dict())

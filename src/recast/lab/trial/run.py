@@ -28,10 +28,9 @@ from recast.lab.data.device import choose_device
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_stratified, hold_out
-from recast.lab.evaluation.intervals import is_at_chance
 from recast.lab.evaluation.model_key import model_key
 from recast.lab.folder.files import locked, read_json, write_json
-from recast.lab.folder.records import Wakefulness
+from recast.lab.folder.records import Wakefulness, is_at_chance
 from recast.lab.folder.run import RunFolder
 from recast.lab.pages.formats import plural
 from recast.lab.trial import arms
