@@ -88,6 +88,11 @@ def test_a_file_of_another_dtype_may_part_by_its_rounding(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+class Boxes(nn.Module):
+    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        return [{"boxes": image.mean((1, 2))[None]} for image in images]
+
+
 def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child, x = recast_small()
     with pytest.raises(RecastError, match=r"\.onnx or \.pt2, got child\.pth"):
@@ -95,6 +100,9 @@ def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pyte
     for example in (x[0], x[:0]):
         with pytest.raises(RecastError, match="image"):
             recast.export(child, example, tmp_path / "child.pt2")
+    for example in ([x[0]], ([x[0], x[0, :, 1:]],)):
+        with pytest.raises(RecastError, match="export its backbone"):
+            recast.export(Boxes(), example, tmp_path / "child.pt2")
     with pytest.raises(RecastError, match="the folder of path does not exist"):
         recast.export(child, x, tmp_path / "no/child.pt2")
     monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxruntime" else name)

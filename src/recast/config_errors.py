@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from recast.config import Config, Keys, PythonOnly, Sections, is_union, kinds_of, parts_of, union_of
-from recast.errors import shown
+from recast.errors import shown, suggest
 
 SIGNS = {
     "greater than or equal to": ">=", "less than or equal to": "<=", "greater than": ">", "less than": "<",
@@ -44,13 +44,12 @@ def describe_mistake(error: ValidationError, model: Any, name: Callable[[Keys], 
         base = union_of(holder)
         why = f"; {name((*path[:-1], base.by))} {' or '.join(kinds_of(holder))} requires it" if base else ""
         return f"{name(path)} is missing{why}"
+    choices = re.findall(r"'([^']*)'", context["expected"]) if kind == "literal_error" and len(errors) == 1 else []
     if kind.startswith("union_tag"):
-        return (
-            f"{name((*path, part.by))} must be one of {', '.join(part.members)}, got {shown(context.get('tag', got))}"
-        )
-    if kind == "literal_error" and len(errors) == 1:
-        choices = re.findall(r"'([^']*)'", context["expected"])
-        return f"{name(path)} must be one of {', '.join(choices)}, got {shown(got)}"
+        path, choices, got = (*path, part.by), [*part.members], context.get("tag", got)
+    if choices:
+        near = suggest(str(got), choices)
+        return f"{name(path)} must be one of {', '.join(choices)}, got {shown(got)}" + f".{near}" * bool(near)
     if kind == "value_error":  # of ours: a whole sentence
         return ": ".join(filter(None, (name(path), str(context["error"]))))
     alike = [e["msg"] for e in errors if e["input"] is got and _locate(model, e["loc"])[0] == path]  # of `A | B`

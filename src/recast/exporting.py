@@ -146,6 +146,9 @@ def _check_example(example: Example, model: nn.Module) -> None:
     """Raise `RecastError` unless the example is a batch of images."""
     check_values(example, model)
     if images_of(example).dim() != 4 or isinstance(example, list):
+        if not isinstance(example, Tensor):
+            with in_eval(model), torch.no_grad():
+                _check_outputs(model, example)
         got = "a list" if isinstance(example, list) else tuple(images_of(example).shape)
         raise RecastError(f"example must be a batch of images (B, C, H, W), got {got}")
 

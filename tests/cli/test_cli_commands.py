@@ -106,6 +106,7 @@ def test_options(words: str, key: str, value: object, trained: Callable[..., Rec
         ("plam", "plam, plan"),
         ("--verison", "--verison"),
         ("plan", "MODEL"),
+        ("evaluate", "RUN, recast evaluate runs/mine"),
         ("plan digits_resnet more", "more"),
         ("verify digits_resnet --num-imges 3", "--num-imges, --num-images"),
         ("plan digits_resnet --img-size 0", "--img-size"),

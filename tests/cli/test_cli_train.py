@@ -37,15 +37,29 @@ def test_a_recipe_is_a_name_or_a_file(shared: Path, cli: Cli, tmp_path: Path) ->
         assert recipe.where == ["layer3.1.conv1"]
 
 
+TRAINED = """
+import timm
+
+def trained(num_classes):
+    return timm.create_model('digits_resnet', num_classes=num_classes)
+
+def backwards(num_classes):
+    names = [str(digit) for digit in reversed(range(num_classes))]
+    return timm.create_model('digits_resnet', num_classes=num_classes, pretrained_cfg_overlay={"label_names": names})
+"""
+
+
 def test_the_weights_that_a_function_returns_are_not_called_random(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = "timm.create_model('digits_resnet', num_classes=num_classes)"
-    code = f"import timm\n\ndef trained(num_classes):\n    return {make}\n"
-    (tmp_path / "trained_elsewhere.py").write_text(code, encoding="utf-8")
+    (tmp_path / "trained_elsewhere.py").write_text(TRAINED, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     words = "--model trained_elsewhere:trained --trust --epochs 0 --no-control --where layer3.1.conv1".split()
-    done = cli("train", "digits", *words, "--out", "run")
+    assert "--new-head requires --checkpoint or --pretrained" in refused("train", "digits", *words, "--new-head")
+    own = ("train", "folder", "--data", "digits", *words)
+    assert "does not take --pretrained: give its weights with --checkpoint FILE, or --no-pretrained" in refused(*own)
+    assert cli(*own, "--no-pretrained", "--out", "own").code == 0  # whose recipe has a new classifier
+    done = cli("train", "digits", *words, "--teacher", "parent", "--out", "run")
     assert done.code == 0, done.err
     assert "note: the parent has the weights that trained_elsewhere:trained returns" in done.err
     assert "random" not in done.err
@@ -57,6 +71,8 @@ def test_the_weights_that_a_function_returns_are_not_called_random(
         assert done.code == 0, done.err
         again = RunFolder(tmp_path / name)
         assert again.has_new_parent(again.recipe().model) is (name == "new")
+    words[1] = "trained_elsewhere:backwards"
+    assert "its outputs are reordered" in cli("train", "digits", *words, "--out", "backwards").err
 
 
 def test_the_results_of_the_arms_are_aligned(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_copies_and_pictures_saved_anew_are_found(folder: Path) -> None:
     assert names(data) == {"copy": "2", "grey": "6", "saved_anew": "5"}
     line = report_duplicates(data, folder / "duplicates.csv")
     assert "3 of 7" in line
-    assert "43 %" in line
+    assert "42.9 %" in line
     rows = [[Path(cell).stem for cell in row] for row in read_table(folder / "duplicates.csv").rows]
     assert rows == [["copy", "2"], ["grey", "6"], ["saved_anew", "5"]]
 

@@ -9,6 +9,7 @@ import torch
 from on_pages import data_of
 from PIL import Image
 from torch import nn
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 import recast.lab.explain
 from recast import RecastConfig, RecastError, plan, recast_
@@ -59,6 +60,25 @@ def test_predictions_are_those_of_the_normalised_image(tmp_path: Path) -> None:
     assert [p for _, p in ranked] == pytest.approx(best.values.tolist(), abs=2e-5)
     assert list(data["arms"].values()) == ["Parent", "Recast"]
     assert data["order"] == ["0", "2", "Grad-CAM"]
+
+
+class Detector(nn.Module):
+    """Normalises images itself, as torchvision's detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.transform = network(), GeneralizedRCNNTransform(8, 8, [0.5] * 3, [0.5] * 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.input = x
+        logits: torch.Tensor = self.body(x)
+        return logits
+
+
+def test_a_detector_of_torchvision_gets_pixels(tmp_path: Path) -> None:
+    detector, image = Detector(), torch.rand(3, 8, 8)
+    page_of(detector, image, tmp_path)
+    torch.testing.assert_close(detector.input[0], image, rtol=0, atol=0)
 
 
 def test_a_file_and_a_half_precision_model(tmp_path: Path) -> None:

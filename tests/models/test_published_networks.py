@@ -245,7 +245,7 @@ def test_the_maps_of_the_neck() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CMHSAViT(4, 16, 2, 5, mixer="pixels"), "^mixer must be one of token, pixel, got 'pixels'$"),
+        (lambda: CMHSAViT(4, 16, 2, 5, mixer="pixels"), "^mixer must be one of token, pixel, got 'pixels'"),
         (lambda: CMHSAViT(4, 16, 2, 5, kernel=4), "^kernel of a mixer must be odd, got 4$"),
         (lambda: CMHSAViT(4, 24, 2, 5, mixer="pixel"), "^patches of 4×4 pixels need a .* 16 channels, got 24 and 24$"),
         (lambda: PixelConv2d(12, 12, 4, 2), "needs an odd kernel, got 4"),

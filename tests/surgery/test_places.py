@@ -55,6 +55,14 @@ def test_a_plan_names_new_layers_and_changes_nothing(parent: nn.Module) -> None:
         assert [step.name for step in steps] == [f"{stage}.{NAME}" for stage in stages]
 
 
+def test_a_block_with_too_many_tokens_stays_unless_it_is_named_in_full(parent: nn.Module) -> None:
+    plan = recast.plan(parent, IMAGES, BLOCK, where="layer*", max_tokens=20)
+    assert [step.name for step in plan.steps] == ["layer3.attention", "layer4.attention"]
+    assert "48 > max_tokens=20" in dict((left.name, left.reason) for left in plan.left)["layer2.0.conv1"]
+    with pytest.raises(recast.RecastError, match=r"^layer2\.attention has too many tokens"):
+        recast.plan(parent, IMAGES, BLOCK, where=["layer2.0.conv1", "layer4.*"], max_tokens=20)
+
+
 def test_it_starts_exact_and_computes_the_formula(parent: nn.Module) -> None:
     child = recast_open(parent)
     layer: Any = child.get_submodule("layer4.attention")

@@ -365,6 +365,7 @@ def answered(rights: dict[str, float], trained: int, **facts: Any) -> Any:
             "unclear",
             "99 updates and 5 epochs an arm; an answer takes 100 updates and 1 epoch: about",
         ),
+        (3, {"updates": 99, "epochs": 104.4}, "unclear", "99 updates and 104 epochs an arm"),
         (3, {"epochs": 0.9}, "unclear", "about 12 minutes (--minutes 12)"),
     ],
 )

@@ -49,13 +49,18 @@ def build(
     A `pkg.module:function` is run only with `trust`, or where the user named it (`recast.models.trust`).
     `advice` ends the error about weights with other classes than the data.
     Raises RecastError for an unknown name, a checkpoint that does not fit, weights that cannot be fetched or hold NaN,
-    and a size for a network that takes any.
+    a size for a network that takes any, and `config.new_head` for the weights that a function returns.
     """
     if config.checkpoint is not None and config.pretrained:
         raise RecastError("pass either checkpoint or pretrained, not both: a checkpoint replaces every weight")
     if config.checkpoint_key is not None and config.checkpoint is None:
         raise RecastError("checkpoint_key=NAME requires checkpoint=FILE, the file that it is a key of")
     source, name = split_name(config.name)
+    if source == "function" and config.new_head and not (config.checkpoint or config.pretrained):
+        raise RecastError(
+            f"model.new_head requires model.checkpoint or model.pretrained: {name} returns its own classifier, make it "
+            "new there"
+        )
     kwargs = _kwargs(config, num_classes)
     origin = str(config.checkpoint or f"the pretrained weights of {config.name}")
     # a checkpoint is read before the network is made: the likelier mistake, and the quicker check

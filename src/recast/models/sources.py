@@ -191,8 +191,9 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
         except TypeError as error:
             takes, remedy = inspect.signature(function).parameters, ""
             if pretrained and "pretrained" not in takes:
-                remedy = "; give its weights with checkpoint=FILE, or pretrained=False for those that it returns"
-            elif "num_classes" in wanted and "num_classes" not in takes:
+                remedy = "give its weights with checkpoint=FILE, or pretrained=False for those that it returns"
+                raise RecastError(f"{name} does not take pretrained=True: {remedy}") from None
+            if "num_classes" in wanted and "num_classes" not in takes:
                 remedy = f"; let it take num_classes, and return a network with {wanted['num_classes']} of them"
             raise RecastError(f"{name} cannot be called with {wanted or 'nothing'}: {error}{remedy}") from None
         with _user_code(f"{name} failed"):

@@ -81,13 +81,10 @@ def plan(
 
 
 def _plan(
-    model: nn.Module,
-    example: Example,
-    config: RecastConfig,
-    where: Where | None,
-    max_tokens: int | None,
-    pool: AttentionPooling | None,
-) -> Plan:
+    model: nn.Module, example: Example, config: RecastConfig, where: Where | None, max_tokens: int | None,
+    pool: AttentionPooling | None, in_full: Collection[str] | None = None,
+) -> Plan:  # fmt: skip
+    """Plan. `in_full`: layers that must not have more tokens. Default: those that `where` names in full."""
     if is_none(where) and pool is None:
         raise RecastError("where='none' without pool leaves nothing to plan: select layers, or pass a pool")
     convolutions = _convolutions(model, config, needed=not is_none(where))
@@ -97,8 +94,11 @@ def _plan(
     if isinstance(config, BesideGate) and config.beside == "block" and not has_places:
         ends = new_layers(model, example, parent, layers)
         with places(dict(ends.values()), model):
-            planned = _plan(model, example, config, [*dict(ends.values())], max_tokens, pool)
-        reasons |= {n: f"attention follows its blocks ({ends[n][0]})" if n in ends else NO_SEQUENCE for n in layers}
+            in_full = {ends[name][0] for name in explicit & ends.keys()}
+            planned = _plan(model, example, config, [*dict(ends.values())], max_tokens, pool, in_full)
+        left = {each.name: each.reason for each in planned.left}
+        stay = {name: left.get(end, f"attention follows its blocks ({end})") for name, (end, _) in ends.items()}
+        reasons |= {name: stay.get(name, NO_SEQUENCE) for name in layers}
         return replace(planned, left=tuple(Left(name, reasons[name]) for name in convolutions))
     edits = _stride_edits(model, list(layers), convolutions, parent, config)
     edited = _observe_edited(model, example, convolutions, edits) if edits else parent
@@ -116,7 +116,7 @@ def _plan(
         place, pool_cost = _pool(model, example, pool, edited, layers, edits)
         after += pool_cost
 
-    too_large = _too_large(steps, explicit, max_tokens)
+    too_large = _too_large(steps, explicit if in_full is None else in_full, max_tokens)
     reasons |= too_large
     steps = [step for step in steps if step.name not in too_large]
     recast = {step.name for step in steps}
@@ -131,7 +131,7 @@ def _plan(
     )
 
 
-def _too_large(steps: list[Step], explicit: set[str], max_tokens: int | None) -> dict[str, str]:
+def _too_large(steps: list[Step], explicit: Collection[str], max_tokens: int | None) -> dict[str, str]:
     """Return the reason for every step with too many tokens. Raises `RecastError` for an `explicit` one, or all."""
     reasons = {
         step.name: f"has too many tokens: {step.keys} > max_tokens={max_tokens}; lower the resolution or raise it"

@@ -137,12 +137,12 @@ def _bound(words: list[str]) -> tuple[Callable[..., Any], inspect.BoundArguments
     try:
         command, bound, _ = _app(words).parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise RecastError(_message(error)) from None
+        raise RecastError(_message(error, words[0])) from None
     return command, bound
 
 
-def _message(error: CycloptsError) -> str:
-    """Describe a mistake in a command line in one line."""
+def _message(error: CycloptsError, command: str) -> str:
+    """Describe a mistake in the words of a command in one line."""
     from cyclopts import MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
     if isinstance(error, UnknownOptionError):
@@ -155,7 +155,10 @@ def _message(error: CycloptsError) -> str:
         return f"unexpected argument {shown((error.unused_tokens or [''])[0])}"
     if isinstance(error, MissingArgumentError) and error.argument:
         name = error.argument.names[-1]
-        return f"{name} requires a value" if name.startswith("-") else f"{name} is missing"
+        if name.startswith("-"):
+            return f"{name} requires a value"
+        example = _command(command).examples.strip().splitlines()[0].partition("  ")[0]
+        return f"{name} is missing: for example, {example}"
     message = " ".join(str(error).split())
     return message[:1].lower() + message[1:]
 

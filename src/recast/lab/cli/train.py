@@ -62,6 +62,9 @@ def train(
     if settings.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
         # weights that were given stand for those the recipe would fetch
         settings = settings.replace(model=settings.model.replace(pretrained=False))
+    returned = is_function(settings.model.name) and not (settings.model.checkpoint or settings.model.pretrained)
+    if returned and ("model", "new_head") not in config.words:  # the recipe's is for weights that it loads
+        settings = settings.replace(model=settings.model.replace(new_head=False))
     _check_weights(recipe, settings.model)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{settings.model.name.replace(':', '-')}")
     if resume == AUTO:
@@ -75,7 +78,7 @@ def train(
 
     name, notes = settings.model.name, list[str]()
     if not (settings.model.checkpoint or settings.model.pretrained):
-        notes.append(RETURNED.format(name) if is_function(name) else RANDOM)
+        notes.append(RETURNED.format(name) if returned else RANDOM)
 
     def say(text: str) -> None:
         while notes:

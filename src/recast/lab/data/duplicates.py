@@ -68,7 +68,7 @@ def report_duplicates(data: Data, path: Path) -> str:
     share = 100 * len(pairs) / len(data.val)
     examples = listed([f"{first} = {second}" for first, second in names], 2)
     return (
-        f"duplicates: {len(pairs)} of {len(data.val)} validation images ({share:.2g} %) are training images too, which "
+        f"duplicates: {len(pairs)} of {len(data.val)} validation images ({share:.3g} %) are training images too, which "
         f"raises the accuracy: {examples}; all pairs: {path}" + f"; {unchecked}" * bool(unchecked)
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, errors_in
@@ -26,6 +27,12 @@ TOP = 5
 STRETCHED = "Shown with more contrast: each band from its 2 % to its 98 % quantile. The network sees the stored values."
 ASSUMED = InputDefaults((224, 224), None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 """Input of a network that does not state its own."""
+
+
+def assumed_input(model: nn.Module) -> InputDefaults:
+    """Return `ASSUMED`; for a detector of torchvision, which normalises images itself, their pixels."""
+    is_detector = isinstance(getattr(model, "transform", None), GeneralizedRCNNTransform)
+    return ASSUMED._replace(mean=(0.0,) * 3, std=(1.0,) * 3) if is_detector else ASSUMED
 
 
 def explain(
@@ -53,7 +60,8 @@ def explain(
         image: a file, or pixels (3, height, width) in [0, 1], which are used as they are.
         out: the page.
         classes: names of the outputs; default those stored by `recast.save`, else numbers.
-        mean, std: normalization; default the network's own (timm, a saved file), else ImageNet's.
+        mean, std: normalization; default the network's own (timm, a saved file), for a detector of torchvision, which
+            normalises images itself, none, else ImageNet's.
         size: resize and crop to this side or (height, width); default the network's own, else 224.
         against: other networks whose predictions are shown beside it, by name ("parent", "finetuned", or any other).
         title: title of the page.
@@ -67,7 +75,7 @@ def explain(
         RecastError: the image cannot be read, the model cannot take it, or `out` cannot be written.
     """
     check_target(Path(out))
-    defaults, classes = input_defaults(model) or ASSUMED, classes or class_names(model)
+    defaults, classes = input_defaults(model) or assumed_input(model), classes or class_names(model)
     shape = (size, size) if isinstance(size, int) else size or defaults.size
     shown = _input(image, shape, classes or ())
     arms = {**(against or {}), "recast": model}

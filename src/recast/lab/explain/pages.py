@@ -14,7 +14,7 @@ from recast.lab.config.explain import ExplainOptions
 from recast.lab.data.device import choose_device
 from recast.lab.data.seeding import seeded
 from recast.lab.explain.inputs import find_inputs, imagenet_names, page_stem, read_class_names, read_inputs
-from recast.lab.explain.make import ASSUMED, make_scene
+from recast.lab.explain.make import ASSUMED, assumed_input, make_scene
 from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_scene
 from recast.lab.folder.records import ARMS
@@ -106,12 +106,14 @@ def _explain_model(
     labels = {name: name for name in names or ()}
     if names is None and _num_outputs(model) == 1000:
         names, labels = imagenet_names()
-    defaults = input_defaults(model) or ASSUMED
+    stated = input_defaults(model)
+    defaults = stated or assumed_input(model)
     shape, normalization = size or defaults.size, (options.mean or defaults.mean, options.std or defaults.std)
     assumed = {} if size else {"--img-size": "{}×{} pixels".format(*ASSUMED.size)}
-    assumed |= {f"--{name}": f"ImageNet's {name}" for name in ("mean", "std") if not getattr(options, name)}
+    if defaults is ASSUMED:
+        assumed |= {f"--{name}": f"ImageNet's {name}" for name in ("mean", "std") if not getattr(options, name)}
     weights, suffix, notes = weights_of(config)
-    if defaults is ASSUMED and assumed:
+    if stated is None and assumed:
         values = f"{', '.join(assumed.values())} ({', '.join(assumed)})"
         notes = [f"{config.name} does not state its input; assumed: {values}.", *notes]
     about = [

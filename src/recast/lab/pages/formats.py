@@ -43,6 +43,11 @@ def significant(value: float, digits: int = 2) -> str:
     return text.replace("-", "−") if math.isfinite(value) else MISSING
 
 
+def two_digits(value: float) -> str:
+    """Format a number with two significant digits, without an exponent from 10 on: 0.52, 9.1, 104, 1,070."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def three_digits(value: float) -> str:
     """Format a number with three significant digits, without an exponent from 100 on: 9.12, 502, 1,070."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

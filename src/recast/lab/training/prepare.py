@@ -48,7 +48,7 @@ class Prepared:
     plan: Plan | None
     """None if nothing is recast."""
     keeps_parent: bool
-    """The run folder must hold the parent's weights: they are random, or the classifier is new."""
+    """The run folder must hold the parent's weights: they are random or a function's, or the classifier is new."""
     pixels: str
     """Line with size and normalisation of the images."""
     files: Mapping[str, str]
@@ -115,8 +115,9 @@ def prepare(recipe: Recipe, out: RunFolder, resume: bool) -> Prepared:
     data, pixels = data.fitted_to(parent)
     if data.img_size != size:
         recipe = recipe.replace(data=recipe.data.replace(img_size=data.img_size))
-    is_new = _has_new_classifier(config, parent, data) or is_kept_parent(config.checkpoint)
-    check_teacher(recipe.teacher, is_new)
+    is_new, is_kept = _has_new_classifier(config, parent, data), is_kept_parent(config.checkpoint)
+    was_new = is_kept and RunFolder(Path(config.checkpoint or "").parent).has_new_parent(config)
+    check_teacher(recipe.teacher, is_new or was_new)
     task.check_outputs(_outputs(parent, data, config.name), data, config.name)
     check_frozen(recipe.regularization.freeze, parent, config.name, recipe.has_layers)
     planned = None
@@ -125,7 +126,7 @@ def prepare(recipe: Recipe, out: RunFolder, resume: bool) -> Prepared:
         selected = recipe.selection
         where = selected[0] if len(selected) == 1 else selected
         planned = plan(parent, data.example, recipe.recast, where=where, max_tokens=recipe.max_tokens, pool=recipe.pool)
-    keeps_parent = is_new and planned is not None and not resume
+    keeps_parent = (is_new or is_kept or _is_returned(config)) and planned is not None and not resume
     papers, files = _with_copies(recipe.papers, out)
     recipe = recipe.replace(
         model=_completed(config, len(data.classes), out, keeps_parent),
@@ -186,13 +187,19 @@ def _built(config: ModelConfig, data: Data, remedy: str, papers: Mapping[str, Pa
             for paper in papers.values():
                 paper.draw_(parent)
     if not _has_new_classifier(config, parent, data):
-        order_classes_(parent, data, str(config.checkpoint or config.name), remedy)
+        # a function may state the classes of the weights that it started from
+        order_classes_(parent, data, str(config.checkpoint or config.name), "" if _is_returned(config) else remedy)
     return parent
 
 
+def _is_returned(config: ModelConfig) -> bool:
+    """Return True if the parent's weights are those that a user's function returns."""
+    return is_function(config.name) and not (config.checkpoint or config.pretrained)
+
+
 def _has_new_classifier(config: ModelConfig, parent: nn.Module, data: Data) -> bool:
-    """Return True if the parent's classifier is untrained."""
-    if config.new_head or config.checkpoint is not None:
+    """Return True if the parent's classifier is untrained. What a function returns counts as trained."""
+    if config.new_head or config.checkpoint is not None or _is_returned(config):
         return config.new_head
     cfg = getattr(parent, "pretrained_cfg", None)
     classes = cfg.get("num_classes") if isinstance(cfg, Mapping) else None

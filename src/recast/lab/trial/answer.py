@@ -13,7 +13,7 @@ from rich.table import Table
 
 from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.folder.records import UNIFORM, Wakefulness
-from recast.lab.pages.formats import decimal, plural, signed, three_digits
+from recast.lab.pages.formats import decimal, plural, signed, three_digits, two_digits
 from recast.surgery.table import render
 
 Worth = Literal["yes", "no", "unclear"]
@@ -179,8 +179,14 @@ def confidence(seeds: int, most: int) -> float:
 
 
 def epochs(number: float) -> str:
-    """Return a number of epochs, with two digits."""
-    return f"{number:.2g} epoch{'s' * (f'{number:.2g}' != '1')}"
+    """Return a number of epochs, with two digits.
+
+    Example:
+        >>> epochs(0.52), epochs(1), epochs(104.4)
+        ('0.52 epochs', '1 epoch', '104 epochs')
+    """
+    text = two_digits(number)
+    return f"{text} epoch{'s' * (text != '1')}"
 
 
 def offers(ways: Mapping[str, int]) -> str:
@@ -289,8 +295,8 @@ def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Fact
     if facts.epochs < facts.most_epochs and not facts.is_short:
         minutes = math.ceil(facts.minutes * facts.most_epochs / facts.epochs)
         remedies.append(
-            f"a longer trial: every arm saw the images {facts.epochs:.2g} times; --minutes {minutes:,} makes that "
-            f"{facts.most_epochs:.0f}"
+            f"a longer trial: every arm saw the images {two_digits(facts.epochs)} times; --minutes {minutes:,} "
+            f"makes that {facts.most_epochs:.0f}"
         )
     of_images = interval(_points("longer", right).mean(0, keepdims=True), POINTS)  # more images do not replace seeds
     if time.mean > 0.1 and of_images.low <= 0 and (needed := images * (of_images.detectable / time.mean) ** 2) < 1e5:
