@@ -144,7 +144,7 @@ class Plain(nn.Module):
 
 
 def test_refusals_change_nothing(parent: nn.Module) -> None:
-    with pytest.raises(recast.RecastError, match=r"no nn.Sequential around b gives a map .* beside=convolution"):
+    with pytest.raises(recast.RecastError, match=r"b is in no nn.Sequential that .* use beside=convolution"):
         recast.plan(Plain(), IMAGES, BLOCK)
     plan = recast.plan(parent, IMAGES, BLOCK)
     with pytest.raises(recast.RecastError, match=r"Plain has no nn\.Sequential 'layer4'"):
@@ -196,7 +196,7 @@ class Branches(nn.Module):
 
 
 def test_a_sequence_of_several_maps_has_no_end_to_follow() -> None:
-    with pytest.raises(recast.RecastError, match="attention cannot follow the block there"):
+    with pytest.raises(recast.RecastError, match="gives a map of its size, which attention could follow"):
         recast.plan(Branches().eval(), IMAGES, BLOCK)
     for where in ("stem.0", ["stem.0", "stage.0"]):
         plan = recast.plan(Branches().eval(), IMAGES, BLOCK, where=where, max_tokens=None)

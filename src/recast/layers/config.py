@@ -113,9 +113,11 @@ class BesideGate(RecastConfig):
     where: ClassVar[str] = "last_of_blocks"
     stride: ClassVar[Literal["keep"]] = "keep"
     gate: Literal["beside"] = "beside"
-    beside: Literal["convolution", "block"] = "convolution"
+    beside: Literal["convolution", "block"] | None = None
     """What attention stands beside. convolution: each that is selected; it reads the convolution's input. block: none;
-    it follows the sequence of blocks that a selected convolution is in, and reads its output, as a non-local block."""
+    it follows the sequence of blocks that the selected convolutions of a stage are in, and reads its output, as a
+    non-local block. None: block where the last stage is such a sequence and `plan` gets no `where`, else convolution.
+    """
     query_key: StartOfQueries = "images"
     gamma_init: Finite = 0.0
     """Initial factor γ of content attention. 0 is exact."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import product
+from itertools import product, takewhile
 
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError, listed
+from recast.errors import RecastError
 from recast.names import modules_by_name
 from recast.surgery.plan import plan_of
 from recast.surgery.records import Step
@@ -24,7 +24,9 @@ from recast.tracing.observe import Observation, observe
 
 NAME = "attention"
 """Name of the new layer in its sequence."""
-NO_SEQUENCE = "in no nn.Sequential that gives a map of its size, which attention could follow"
+NO_SEQUENCE = "in no nn.Sequential that holds its stage and gives a map of its size, which attention could follow"
+HEAD_DIM = 64
+"""Width of queries and keys after a block, unless it has fewer channels: twice that beside a convolution."""
 
 
 class PassThrough(nn.Module):
@@ -53,27 +55,26 @@ class PassThrough(nn.Module):
 def new_layers(
     model: nn.Module, example: Example, observed: Observation, names: Iterable[str]
 ) -> dict[str, tuple[str, int]]:
-    """Return the new layer, and its channels, at the end of the sequence around each of the convolutions `names`.
+    """Return the new layer, and its channels, that follows each of the convolutions `names`, where there is a place.
 
-    Of the `nn.Sequential`s around a convolution, the outermost one that gives a map of as many rows and columns. Raises
-    `RecastError` if no convolution has one.
+    For the convolutions with outputs of one size, the place is the end of the innermost `nn.Sequential` around all of
+    them whose output has that size.
     """
     modules = modules_by_name(model)
     sequences = {name for name, module in modules.items() if isinstance(module, nn.Sequential) and name}
     calls = observe(model, example, sequences, lambda _model: None).calls  # no edit: they keep their class
-    ends: dict[str, tuple[str, int]] = {}
+    stages: dict[tuple[int, ...], list[str]] = {}
     for name in names:
-        parts, size = name.split("."), observed.calls[name][0].output[2:]
-        for around in (".".join(parts[:depth]) for depth in range(1, len(parts))):
+        stages.setdefault(observed.calls[name][0].output[2:], []).append(name)
+    ends: dict[str, tuple[str, int]] = {}
+    for size, stage in stages.items():
+        parts = zip(*(name.split(".") for name in stage), strict=False)
+        shared = [alike[0] for alike in takewhile(lambda alike: len({*alike}) == 1, parts)]
+        for around in (".".join(shared[:depth]) for depth in range(len(shared), 0, -1)):
             outputs = {call.output for call in calls.get(around, ())}
             if outputs and all(len(shape) == 4 and shape[2:] == size for shape in outputs):
-                ends[name] = f"{around}.{NAME}", next(iter(outputs))[1]
+                ends |= dict.fromkeys(stage, (f"{around}.{NAME}", next(iter(outputs))[1]))
                 break
-    if not ends:
-        raise RecastError(
-            f"no nn.Sequential around {listed([*names], 3)} gives a map of the same size: attention cannot follow the "
-            "block there; use beside=convolution"
-        )
     return ends
 
 

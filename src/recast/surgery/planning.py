@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from recast.layers.config import BesideGate, LinearGate, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.pool_config import AttentionPooling, PoolConfig
 from recast.names import modules_by_name
-from recast.surgery.places import NO_SEQUENCE, PassThrough, new_layers, places
+from recast.surgery.places import HEAD_DIM, NO_SEQUENCE, PassThrough, new_layers, places
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, put_pool_
@@ -90,16 +91,20 @@ def _plan(
     convolutions = _convolutions(model, config, needed=not is_none(where))
     parent = _observe_parent(model, example, convolutions)
     layers, explicit, reasons = select(where, model, convolutions, parent, config)
-    has_places = all(isinstance(convolutions[name], PassThrough) for name in layers)
-    if isinstance(config, BesideGate) and config.beside == "block" and not has_places:
-        ends = new_layers(model, example, parent, layers)
-        with places(dict(ends.values()), model):
-            in_full = {ends[name][0] for name in explicit & ends.keys()}
-            planned = _plan(model, example, config, [*dict(ends.values())], max_tokens, pool, in_full)
-        left = {each.name: each.reason for each in planned.left}
-        stay = {name: left.get(end, f"attention follows its blocks ({end})") for name, (end, _) in ends.items()}
-        reasons |= {name: stay.get(name, NO_SEQUENCE) for name in layers}
-        return replace(planned, left=tuple(Left(name, reasons[name]) for name in convolutions))
+    note = ""
+    if isinstance(config, BesideGate) and not all(isinstance(convolutions[name], PassThrough) for name in layers):
+        if ends := _ends(model, example, parent, layers, config, where):
+            in_full, channels = {ends[name][0] for name in explicit & ends.keys()}, dict(ends.values())
+            config = config.replace(beside="block", head_dim=config.head_dim or min(HEAD_DIM, *channels.values()))
+            with places(channels, model):
+                planned = _plan(model, example, config, [*channels], max_tokens, pool, in_full)
+            left = {each.name: each.reason for each in planned.left}
+            stay = {name: left.get(end, f"attention follows its blocks ({end})") for name, (end, _) in ends.items()}
+            reasons |= {name: stay.get(name, NO_SEQUENCE) for name in layers}
+            return replace(planned, left=tuple(Left(name, reasons[name]) for name in convolutions))
+        if config.beside is None and where is None:
+            note = "attention stands beside convolutions, as no one nn.Sequential holds the last stage"
+        config = config.replace(beside="convolution")
     edits = _stride_edits(model, list(layers), convolutions, parent, config)
     edited = _observe_edited(model, example, convolutions, edits) if edits else parent
 
@@ -125,10 +130,24 @@ def _plan(
     edits = [edit for edit in edits if edit.geometry is None or edit.name not in recast]
     unchanged = tuple(Left(name, reasons[name]) for name in convolutions if name in reasons)
     failed = f"planned from one real pass in eval mode, the shape-only pass failed ({edited.failure})"
-    note = failed if edited.failure else ""
+    note = failed if edited.failure else note
     return Plan(
         type(model).__name__, config, tuple(steps), unchanged, tuple(edits), before, after, note, pool, pool_cost, place
     )
+
+
+def _ends(
+    model: nn.Module, example: Example, parent: Observation, names: Collection[str], config: BesideGate, where: Any
+) -> dict[str, tuple[str, int]]:
+    """Return the new layer after blocks, and its channels, for the convolutions `names`; none to stay beside them.
+
+    Raises `RecastError` if beside="block" has no place.
+    """
+    is_default = config.beside is None and where is None
+    ends = new_layers(model, example, parent, names) if is_default or config.beside == "block" else {}
+    if config.beside == "block" and not ends:
+        raise RecastError(f"{[*names][-1]} is {NO_SEQUENCE}; use beside=convolution")
+    return {} if is_default and len(ends) < len(names) else ends
 
 
 def _too_large(steps: list[Step], explicit: Collection[str], max_tokens: int | None) -> dict[str, str]:
