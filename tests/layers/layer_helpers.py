@@ -8,10 +8,18 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recast import Geometry, RecastConfig, plan, recast_
 from recast.layers.config import PAPERS_LAYER
 
+VIEWS = tuple(
+    (
+        "aten.promote_types aten.empty aten.new_empty aten.view aten.t. aten.transpose.int aten.slice.Tensor "
+        "aten.expand aten.unsqueeze aten.split.Tensor aten._unsafe_view aten.detach aten.select.int aten.permute "
+        "aten.unbind aten.squeeze"
+    ).split()
+)
 PAPERS = RecastConfig("linear", **PAPERS_LAYER)
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 
@@ -47,6 +55,20 @@ def outputs_and_gradients(
     gradients = torch.autograd.grad((y * slope).sum(), [x, *parameters.values()], allow_unused=allow_unused)
     named = zip(["input", *parameters], gradients, strict=True)
     return {"output": y.detach()} | {name: gradient for name, gradient in named if gradient is not None}
+
+
+@contextmanager
+def issued() -> Iterator[list[str]]:
+    """Collect the operations that compute something: all but views, dtypes and empty tensors."""
+    names = list[str]()
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.extend(() if str(function).startswith(VIEWS) else [str(function)])
+            return function(*args, **kwargs or {})
+
+    with Count():
+        yield names
 
 
 def groups_by_name(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from layer_helpers import PAD_1, PAPERS, outputs_and_gradients, recast_copy
+from layer_helpers import PAD_1, PAPERS, issued, outputs_and_gradients, recast_copy
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -231,6 +231,20 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
         layer.prune_((), (3,))
     with pytest.raises(RecastError, match="prune content heads only"):
         sigmoid.prune_((), ())
+
+
+@pytest.mark.parametrize(("gate", "forward", "backward"), [("linear", 24, 63), ("sigmoid", 22, 53)])
+def test_few_operations(gate: Any, forward: int, backward: int, open_gates: Any) -> None:
+    """They decide the time of small maps. What follows from sizes alone is made once."""
+    layer = open_gates(GPSA(64, 64, PAD_1, config=RecastConfig(gate, **PAPERS_LAYER)))
+    x = torch.randn(1, 64, 8, 8, requires_grad=True)
+    layer(x)
+    with issued() as first:
+        y = layer(x)
+    slope = torch.ones_like(y)
+    with issued() as second:
+        y.backward(slope)
+    assert (len(first), len(second)) == (forward, backward), (first, second)
 
 
 @pytest.mark.parametrize("groups", [1, pytest.param(4, marks=pytest.mark.slow)])

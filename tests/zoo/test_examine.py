@@ -87,6 +87,7 @@ def test_open_heads_are_compared(walked: Any, monkeypatch: pytest.MonkeyPatch) -
     right = maps.gaussian_factors
     shifted = lambda *args: tuple(f.roll(1, -1) for f in right(*args))  # noqa: E731
     monkeypatch.setattr(maps, "gaussian_factors", shifted)
+    monkeypatch.setattr(maps, "constant", lambda make, *sizes: make(*sizes))  # keep nothing that was shifted
     monkeypatch.setattr(examining, "HEADS", PAPERS)
     assert walked().open_error > 1e-2  # `reference` writes its Gaussian out by itself
 

@@ -42,18 +42,6 @@ def default_head_dim(in_channels: int, groups: int, num_heads: int) -> int:
     return narrow if groups == in_channels else min(dense, narrow)
 
 
-def in_transform() -> bool:
-    """Return True inside torch.func (vmap, grad, jacrev, …) or forward-mode differentiation: plain operations only."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
-
-
-def is_exported() -> bool:
-    """Return True while torch.export, torch.onnx.export or torch.jit.trace records: sizes are symbols then."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
-
-
 def check_no_proxy(layer: nn.Module, x: Any) -> None:
     """Raise `RecastError` while torch.fx traces symbolically."""
     if isinstance(x, torch.fx.Proxy):

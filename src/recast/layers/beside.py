@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.layers.attention_conv import GROUPED_HEAD_DIM, KernelRead, check_no_proxy, in_transform, is_exported
+from recast.layers.attention_conv import GROUPED_HEAD_DIM, KernelRead, check_no_proxy
 from recast.layers.config import BesideGate
 from recast.layers.forms import Tuned
 from recast.layers.functional.beside import BesideWeights, added, attention_map, by_formula, choose_attend, query_pixels
+from recast.layers.functional.operands import is_recorded
 from recast.layers.geometry import Geometry
 from recast.modes import computes_as, data_of
 
@@ -126,8 +127,8 @@ class AttentionBeside(Tuned, nn.Module):
         y = self.conv(input, *args, **kwargs)
         if not self.content_heads:
             return y
-        is_plain = is_exported() or in_transform()
-        return self._added(input, y, "plain" if is_plain else self.chosen_backend((input.shape[2], input.shape[3])))
+        backend = "plain" if is_recorded() else self.chosen_backend((input.shape[2], input.shape[3]))
+        return self._added(input, y, backend)
 
     def computed_by(self, backend: str, x: Tensor) -> Tensor:
         """Return the output for x (B, C, H, W), computed by a backend."""

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from recast.errors import RecastError
 from recast.layers import functional
-from recast.layers.attention_conv import AttentionConv2d, in_transform, is_exported
+from recast.layers.attention_conv import AttentionConv2d
 from recast.layers.config import BiasGate, LinearGate, SigmoidGate
 from recast.layers.forms import Tuned
 from recast.layers.functional import operands
@@ -135,7 +135,7 @@ class GPSA(Tuned, AttentionConv2d):
         if self.config.gate == "linear":
             heads = self.gaussian_heads, self.content_heads, self.num_heads
             return functional.linear_gates(self._entries("gamma", 0), self._entries("spread", 0), *heads)
-        every = functional.sigmoid_gates(self.gates()["lambda"])
+        every = functional.sigmoid_gates(self._of_heads("lam", self.content_heads, LAMBDA_WITHOUT_CONTENT))
         return every._replace(content=take_heads(every.content, self.content_heads, self.num_heads))
 
     def open_maps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -153,7 +153,7 @@ class GPSA(Tuned, AttentionConv2d):
 
         False in training: a resumed run must take the same steps bit for bit.
         """
-        if self.training or torch.compiler.is_compiling() or is_exported() or in_transform():
+        if self.training or torch.compiler.is_compiling() or operands.is_recorded():
             return False
         gates = self._linear_gates()
         return all(type(gate) in (Tensor, nn.Parameter) and gate.device.type == "cpu" for gate in gates)
@@ -197,9 +197,8 @@ class GPSA(Tuned, AttentionConv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        if is_exported() or in_transform():
-            return self.computed_by("plain", input)
-        return self.computed_by(self.chosen_backend((input.shape[2], input.shape[3])), input)
+        size = input.shape[2], input.shape[3]
+        return self.computed_by("plain" if operands.is_recorded() else self.chosen_backend(size), input)
 
     def computed_by(self, backend: str, x: Tensor) -> Tensor:
         """Return the output for x (B, C, H, W), computed by a function of `layers.functional`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Literal
 
 import torch
@@ -26,6 +27,7 @@ from recast.layers.functional.operands import (
     Weights,
     finite_half,
     in_autocast,
+    is_recorded,
     on_accelerator,
     project_out,
     project_values,
@@ -98,14 +100,12 @@ def merged(x: Tensor, w: Weights) -> Tensor:
         is_cheap = w.content == "linear" or not w.content_heads
         parts = _number_of_parts(x, w)
         return _convolution_and_open_heads(x, w, written_out, parts, merges=True, makes_again=is_cheap)
-    values, maps = project_values(x, w.value, w.groups), outer(*_shift_factors(x, w))
-    if w.gaussian_heads:
-        maps = maps + scatter_heads(outer(*weighted_factors(x, w)), w.gaussian_heads, heads)
-    kernel = _kernel(w, w.content_heads)
+    values, kernel = project_values(x, w.value, w.groups), _kernel(w, w.content_heads)
+    maps = scatter_heads(outer(*weighted_factors(x, w)), w.gaussian_heads, heads) if w.gaussian_heads else None
+    maps = outer(*weighted_factors(x, w, of_shift=True), maps)
 
     def mixed(x: Tensor, values: Tensor) -> Tensor:
-        mix = _mixed(maps, softmax(logits(*_queries_and_keys(x, w))), w)
-        return project(x, _gather(mix, as_tokens(value_grid(values, w))), kernel, w.bias, w)
+        return project(x, _gather(_mixed(maps, x, w), as_tokens(value_grid(values, w))), kernel, w.bias, w)
 
     return in_format_of(x, w.weight, by_parts(mixed, _number_of_parts(x, w), x, values))
 
@@ -158,8 +158,8 @@ def logits(query: Tensor, key: Tensor, scale: float = 1.0) -> Tensor:
     """Return scale · Q K, (B, H, N, M)."""
     q, k = query.flatten(0, 1), key.flatten(0, 1)
     # with beta=0 the first argument is not read, and no operation scales
-    product = torch.bmm(q, k) if scale == 1 else torch.baddbmm(q.new_empty(1), q, k, beta=0, alpha=scale)
-    return finite_half(product).reshape(*query.shape[:3], key.shape[3])  # unflatten is fixed in older ONNX
+    scaled = torch.bmm(scale * q, k) if is_recorded() else torch.baddbmm(q.new_empty(1), q, k, beta=0, alpha=scale)
+    return finite_half(scaled).reshape(*query.shape[:3], key.shape[3])  # unflatten is fixed in older ONNX
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -172,14 +172,15 @@ def softmax(logits: Tensor) -> Tensor:
 
 
 def _queries_and_keys(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
-    """Return Q, scaled for a softmax, and K of the heads that have content: (B, H_c, N, D) and (B, H_c, D, M)."""
-    tokens = (w.geometry.pad(x) if w.attend_padding else x).flatten(2)
-    weight = w.query * w.head_dim**-0.5 if w.content == "softmax" else w.query
+    """Return Q and K of the heads that have content: (B, H_c, N, D) and (B, H_c, D, M)."""
+    tokens, heads = (w.geometry.pad(x) if w.attend_padding else x).flatten(2), (len(w.content_heads), w.head_dim)
     if w.geometry.keeps_size and not w.attend_padding:  # the query tokens are the keys
-        query, key = times(torch.cat([weight, w.key]), tokens).chunk(2, 1)
+        both = torch.stack([matrix.reshape(*heads, -1) for matrix in (w.query, w.key)], 1)  # head by head, for `logits`
+        product = times(both.flatten(0, 2), tokens)
+        query, key = product.reshape(x.shape[0], heads[0], 2, heads[1], product.shape[2]).unbind(2)
     else:
-        query, key = times(weight, query_tokens(x, w.geometry).flatten(2)), times(w.key, tokens)
-    query, key = (t.reshape(x.shape[0], len(w.content_heads), w.head_dim, t.shape[2]) for t in (query, key))
+        pairs = (w.query, query_tokens(x, w.geometry).flatten(2)), (w.key, tokens)
+        query, key = (times(matrix, t).reshape(x.shape[0], *heads, t.shape[2]) for matrix, t in pairs)
     return query.transpose(2, 3), key
 
 
@@ -224,8 +225,7 @@ def _gathers(
     """Yield what h heads gather, (B, N, h·C): of both maps, or of the Gaussians, then of content (if not given)."""
     grid, has_both = value_grid(values, w), _has_both(w)
     if has_both and attend is written_out and w.content_sees_grid and w.content == "softmax":
-        maps = _mixed(outer(*weighted_factors(x, w)), softmax(logits(*_queries_and_keys(x, w))), w)
-        yield _gather(maps, as_tokens(grid))
+        yield _gather(_mixed(outer(*weighted_factors(x, w)), x, w), as_tokens(grid))
         return
     if w.content_heads and content is None:
         content = _content(x, values, w, attend)
@@ -239,7 +239,7 @@ def _gathers(
 
 def _content(x: Tensor, values: Tensor, w: Weights, attend: Attend) -> Tensor:
     """Return what the heads with content gather, (B, N, h·C)."""
-    attend = _linear if w.content == "linear" else attend
+    attend = _linear if w.content == "linear" else partial(attend, scale=w.head_dim**-0.5)
     return attend(*_queries_and_keys(x, w), as_tokens(value_grid(values, w) if w.content_sees_grid else values))
 
 
@@ -258,8 +258,9 @@ def _has_both(w: Weights) -> bool:
     return len(w.content_heads) > 0 and w.content_heads == w.gaussian_heads
 
 
-def _mixed(positional: Tensor, content: Tensor, w: Weights) -> Tensor:
-    """Add content maps (B, h, N, M), times their gates, to positional ones (h, N, M)."""
+def _mixed(positional: Tensor, x: Tensor, w: Weights) -> Tensor:
+    """Add content maps (B, h, N, M), times their gates, to positional ones (h, N, M); in the layout of these."""
+    content = softmax(logits(*_queries_and_keys(x, w), w.head_dim**-0.5))
     gates = w.gates.content.to(content.dtype)[:, None, None]
     return torch.addcmul(positional.to(content.dtype), content, gates)
 
@@ -269,30 +270,8 @@ def _positional_factors(x: Tensor, w: Weights, merges: bool) -> tuple[Tensor, Te
     rows, columns = weighted_factors(x, w)
     if not merges:
         return rows[:, :, None], columns
-    shift_rows, shift_columns = _shift_factors(x, w)
-    return torch.stack([rows, shift_rows.to(rows.dtype)], 2), torch.cat([columns, shift_columns.to(columns.dtype)], 2)
-
-
-def _shift_factors(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
-    """Return the factors of S of every head, its coefficient in the rows: (H, I, Y) and (H, J, X).
-
-    A row of the kernel over rows of keys, a column over columns. Made on the device of `x`: an index would be copied
-    there in every pass.
-    """
-    geometry, size, factors = w.geometry, x.shape[2:], []
-    sizes = geometry.padded_size(*size), geometry.output_size(*size), geometry.kernel
-    for axis, counts in enumerate(zip(*sizes, strict=True)):
-        keys, queries, taps = (torch.arange(count, device=x.device) for count in counts)
-        pixels = geometry.stride[axis] * queries + geometry.dilation[axis] * taps[:, None]
-        factors.append(keys == pixels[..., None])
-    rows, columns = factors  # (k₀, I, Y) and (k₁, J, X)
-    if not w.gathers_padding:
-        at = geometry.pixels(*size)
-        rows, columns = rows[..., at[0]], columns[..., at[1]]
-    shift = w.shift  # computed where it is read
-    assert shift is not None
-    rows = shift.view(geometry.kernel)[:, :, None, None] * rows[:, None]
-    return rows.flatten(0, 1), columns.expand(geometry.kernel[0], -1, -1, -1).flatten(0, 1)
+    shift_rows, shift_columns = weighted_factors(x, w, of_shift=True)
+    return torch.stack([rows, shift_rows], 2), torch.cat([columns, shift_columns], 2)
 
 
 def as_tokens(images: Tensor) -> Tensor:
@@ -310,7 +289,7 @@ def _gather(maps: Tensor, values: Tensor) -> Tensor:
         if values.stride(2) != 1:  # the same layout again: what follows reads it without a copy
             return torch.bmm(values.transpose(1, 2), maps.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
         return torch.bmm(maps.flatten(0, 1), values)
-    by_query = maps.transpose(1, 2).flatten(1, 2)  # a copy of the maps, which are smaller than what is gathered
+    by_query = maps.transpose(1, 2).flatten(1, 2)  # a copy, unless `_mixed`, of the maps: smaller than what is gathered
     return torch.bmm(by_query, values).reshape(batch, queries, heads * values.shape[2])
 
 
@@ -339,15 +318,16 @@ def project(x: Tensor, gathered: Tensor, kernel: Tensor, bias: Tensor | None, w:
     if w.groups > 1:
         by_channel = gathered.transpose(1, 2).reshape(x.shape[0], kernel.shape[1], w.groups * kernel.shape[2], *size)
         return project_out(by_channel.transpose(1, 2), kernel.transpose(1, 2), bias, w.groups)
-    y = times(kernel.flatten(1), gathered.transpose(1, 2)).reshape(x.shape[0], kernel.shape[0], *size)
-    return y if bias is None else y + bias.to(y.dtype)[:, None, None]
+    y = times(kernel.flatten(1), gathered.transpose(1, 2), bias)
+    return y.reshape(x.shape[0], kernel.shape[0], *size)
 
 
-def times(matrix: Tensor, tokens: Tensor) -> Tensor:
-    """Multiply tokens (B, C, N) by a matrix (D, C); returns (B, D, N), in the layout of the tokens."""
+def times(matrix: Tensor, tokens: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply tokens (B, C, N) by a matrix (D, C), and add a bias (D,): (B, D, N), in the layout of the tokens."""
     if tokens.stride(1) == 1 or reads_again(matrix, tokens.transpose(1, 2)):
-        return finite_half(F.linear(tokens.transpose(1, 2), matrix)).transpose(1, 2)
-    return finite_half(torch.bmm(matrix.expand(tokens.shape[0], -1, -1), tokens))
+        return finite_half(F.linear(tokens.transpose(1, 2), matrix, bias)).transpose(1, 2)
+    product = finite_half(torch.bmm(matrix.expand(tokens.shape[0], -1, -1), tokens))
+    return product if bias is None else product + bias.to(product.dtype)[:, None]
 
 
 def reads_again(matrix: Tensor, tokens: Tensor) -> bool:

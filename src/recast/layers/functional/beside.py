@@ -104,26 +104,18 @@ def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Atten
 def choose_attend(x: Tensor, y: Tensor, backend: str) -> Attend:
     """Return the function that computes content for an input and an output of the convolution.
 
-    "plain" and, on short maps (few keys a channel), "split" write the map out; on a CPU a few images at a time, so that
-    their maps stay in its cache. "split" computes long maps part by part on a CPU, and by torch's kernels on CUDA, as
-    "sdpa" does everywhere.
+    "plain", and "split" on short maps (few keys a channel), write the map out; on a CPU a few images at a time, in its
+    cache. "split" computes long maps part by part on a CPU, and by torch's kernels on CUDA, as "sdpa" does everywhere.
     """
-    if backend == "plain":
-        return _plain
     queries, keys = y.shape[2] * y.shape[3], x.shape[2] * x.shape[3]
-    if backend == "sdpa" or (x.device.type == "cuda" and keys > WRITTEN_OUT):
+    if backend == "sdpa" or (backend != "plain" and x.device.type == "cuda" and keys > WRITTEN_OUT):
         return scaled_dot_product
-    if on_accelerator(x):
+    if backend == "plain" or on_accelerator(x):
         return written_out
     if queries > KEYS * x.shape[1]:
         return part_by_part
     parts = max(1, min(len(x), round(len(x) * queries * keys / long_maps.MAP_NUMBERS)))
     return written_out if parts == 1 else _by_parts(parts)
-
-
-def _plain(query: Tensor, key: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Return `written_out` by operations that exporters and function transforms support."""
-    return written_out(scale * query, key, values)
 
 
 def _by_parts(parts: int) -> Attend:

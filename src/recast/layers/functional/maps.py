@@ -7,7 +7,7 @@ of the maps and have derivatives of any order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from recast.layers.functional.operands import (
     BiasedWeights,
     Weights,
     block_diagonal,
+    constant,
     expand_heads,
     finite_half,
     project_out,
@@ -66,18 +67,33 @@ def gaussian_factors(
     """Return the factors R (H, I, Y) and K (H, J, X) of G: G[h, ij, yx] = R[h, i, y] · K[h, j, x].
 
     Exact on any rectangle, borders included, because ‖δ−Δ‖² is a sum over the two axes. At least fp32: half precision
-    cannot hold the squared distances of a large map.
+    cannot hold the squared distances of a large map. Tails far below rounding are 0: numbers below 1e-38 are slow.
     """
     dtype = torch.promote_types(torch.promote_types(center.dtype, alpha.dtype), torch.float32)
-    factors = []
-    for axis, (size, count) in enumerate(
-        zip(geometry.padded_size(height, width), geometry.output_size(height, width), strict=True)
-    ):
-        keys_at, steps = (torch.arange(n, dtype=dtype, device=center.device) for n in (size, count))
-        queries_at = geometry.anchor[axis] + geometry.stride[axis] * steps
-        delta = keys_at - queries_at[:, None] - center.to(dtype)[:, axis, None, None]
-        factors.append(torch.softmax(-alpha.to(dtype)[:, None, None] * delta.square(), dim=-1))
+    offsets = constant(_offsets, geometry, height, width, dtype, center.device)
+    centers, steepness = center.to(dtype).T[:, None, :, None], -alpha.to(dtype)[:, None]
+    factors: list[Tensor] = []
+    for offset, at in zip(offsets, centers.chunk(len(offsets)), strict=True):
+        gaussians = torch.softmax(steepness * (offset - at).square(), dim=-1)
+        factors += F.hardshrink(gaussians, torch.finfo(dtype).eps ** 2).transpose(1, 2).unbind()
     return factors[0], factors[1]
+
+
+def _offsets(geometry: Geometry, height: int, width: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Return offsets from queries to keys in rows, (1, I, 1, Y), and in columns; in one tensor if sizes agree."""
+    axes = geometry.padded_size(height, width), geometry.output_size(height, width), geometry.anchor, geometry.stride
+    offsets = []
+    for size, count, anchor, stride in zip(*axes, strict=True):
+        keys_at, steps = (torch.arange(n, dtype=dtype, device=device) for n in (size, count))
+        offsets.append((keys_at - (anchor + stride * steps)[:, None])[None, :, None])
+    is_fixed = type(height) is int and not torch.compiler.is_compiling()  # else sizes are symbols
+    return [torch.cat(offsets)] if is_fixed and offsets[0].shape == offsets[1].shape else offsets
+
+
+def _shifts(geometry: Geometry, height: int, width: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the factors of S, one-hot: Gaussians so sharp that all but one pixel underflow to 0."""
+    center = torch.tensor(geometry.offsets(), dtype=dtype, device=device)
+    return gaussian_factors(center, torch.full_like(center[:, 0], 1e3), geometry, height, width)
 
 
 def real_keys(geometry: Geometry, height: int, width: int, device: torch.device) -> Tensor:
@@ -188,24 +204,26 @@ def value_grid(values: Tensor, w: Weights) -> Tensor:
     return w.geometry.pad(values) if w.gathers_padding else values
 
 
-def weighted_factors(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
-    """Return `gaussian_factors` over the pixels of `value_grid`, with the gates in the rows.
-
-    A Gaussian's tails, far below rounding, are 0: a CPU multiplies numbers below 1e-38 many times as slowly.
-    """
-    rows, columns = (
-        factor * (factor > torch.finfo(factor.dtype).eps ** 2)
-        for factor in gaussian_factors(w.center, w.alpha, w.geometry, *x.shape[2:])
-    )
+def weighted_factors(x: Tensor, w: Weights, of_shift: bool = False) -> tuple[Tensor, Tensor]:
+    """Return `gaussian_factors` over the pixels of `value_grid`, or those of S, with the coefficients in the rows."""
+    size, share = x.shape[2:], w.shift if of_shift else w.gates.gaussian
+    if of_shift:
+        rows, columns = constant(_shifts, w.geometry, *size, w.weight.dtype, x.device)
+    else:
+        rows, columns = gaussian_factors(w.center, w.alpha, w.geometry, *size)
+    assert share is not None
     if not w.gathers_padding:
-        at = w.geometry.pixels(*x.shape[2:])
+        at = w.geometry.pixels(*size)
         rows, columns = rows[..., at[0]], columns[..., at[1]]
-    return w.gates.gaussian.to(rows.dtype)[:, None, None] * rows, columns
+    return share.to(rows.dtype)[:, None, None] * rows, columns
 
 
-def outer(rows: Tensor, columns: Tensor) -> Tensor:
-    """Return maps (…, N, M) from their factors (…, I, Y) and (…, J, X)."""
-    return (rows[..., :, None, :, None] * columns[..., None, :, None, :]).flatten(-2).flatten(-3, -2)
+def outer(rows: Tensor, columns: Tensor, maps: Tensor | None = None) -> Tensor:
+    """Return maps (…, N, M) from their factors (…, I, Y) and (…, J, X), added to `maps`."""
+    sizes = rows.shape[-2], columns.shape[-2], rows.shape[-1], columns.shape[-1]
+    rows, columns = rows[..., :, None, :, None], columns[..., None, :, None, :]
+    product = rows * columns if maps is None else torch.addcmul(maps.reshape(-1, *sizes), rows, columns)
+    return product.flatten(-2).flatten(-3, -2)
 
 
 def dense(x: Tensor, w: Weights) -> Tensor:

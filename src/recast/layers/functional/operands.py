@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -126,7 +127,8 @@ def linear_gates(
     γ is (H_c,) and s (H_g,), of the heads that have such a map; a missing one counts as 0.
     """
     if gaussian_heads and content_heads:
-        s = (1 - take_heads(scatter_heads(gamma, content_heads, num_heads), gaussian_heads, num_heads)) * s
+        of_gaussians = take_heads(scatter_heads(gamma, content_heads, num_heads), gaussian_heads, num_heads)
+        s = torch.addcmul(s, of_gaussians, s, value=-1)
     return Gates(s, gamma)
 
 
@@ -170,6 +172,24 @@ def fold_value(weight: Tensor, value: Tensor | None, groups: int) -> Tensor:
 def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
     """Put the g blocks of (g·a, b) on the diagonal of (g·a, g·b)."""
     return torch.block_diag(*matrix.chunk(groups))
+
+
+def is_recorded() -> bool:
+    """Return True where an exporter records (sizes are symbols then), inside torch.func, or in forward-mode AD."""
+    if torch.compiler.is_exporting() or torch.jit.is_tracing() or torch.compiler.is_compiling():
+        return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+_kept = lru_cache(64)(torch.inference_mode(mode=False)(lambda make, *sizes: make(*sizes)))
+
+
+def constant(make: Callable[..., Any], *sizes: Any) -> Any:
+    """Return make(*sizes), tensors that follow from sizes and, last, a device; made once, unless code is recorded."""
+    if torch.compiler.is_compiling() or is_recorded() or torch._guards.detect_fake_mode():
+        return make(*sizes)
+    captures = sizes[-1].type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return make(*sizes) if captures else _kept(make, *sizes)
 
 
 def in_autocast(x: Tensor) -> bool:
