@@ -25,8 +25,7 @@ from recast.tracing.observe import Observation, observe
 NAME = "attention"
 """Name of the new layer in its sequence."""
 NO_SEQUENCE = "in no nn.Sequential that holds its stage and gives a map of its size, which attention could follow"
-HEAD_DIM = 64
-"""Width of queries and keys after a block, unless it has fewer channels: twice that beside a convolution."""
+HEAD_DIM = 64  # width of queries and keys after a block, unless it has fewer channels
 
 
 class PassThrough(nn.Module):
@@ -48,9 +47,6 @@ class PassThrough(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
 
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}"
-
 
 def new_layers(
     model: nn.Module, example: Example, observed: Observation, names: Iterable[str]
@@ -63,11 +59,10 @@ def new_layers(
     modules = modules_by_name(model)
     sequences = {name for name, module in modules.items() if isinstance(module, nn.Sequential) and name}
     calls = observe(model, example, sequences, lambda _model: None).calls  # no edit: they keep their class
-    stages: dict[tuple[int, ...], list[str]] = {}
-    for name in names:
-        stages.setdefault(observed.calls[name][0].output[2:], []).append(name)
+    sizes = {name: observed.calls[name][0].output[2:] for name in names}
     ends: dict[str, tuple[str, int]] = {}
-    for size, stage in stages.items():
+    for size in dict.fromkeys(sizes.values()):
+        stage = [name for name in sizes if sizes[name] == size]
         parts = zip(*(name.split(".") for name in stage), strict=False)
         shared = [alike[0] for alike in takewhile(lambda alike: len({*alike}) == 1, parts)]
         for around in (".".join(shared[:depth]) for depth in range(len(shared), 0, -1)):

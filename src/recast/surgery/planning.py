@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +92,11 @@ def _plan(
     layers, explicit, reasons = select(where, model, convolutions, parent, config)
     note = ""
     if isinstance(config, BesideGate) and not all(isinstance(convolutions[name], PassThrough) for name in layers):
-        if ends := _ends(model, example, parent, layers, config, where):
+        is_default = config.beside is None and where is None
+        ends = new_layers(model, example, parent, layers) if is_default or config.beside == "block" else {}
+        if config.beside == "block" and not ends:
+            raise RecastError(f"{[*layers][-1]} is {NO_SEQUENCE}; use beside=convolution")
+        if ends.keys() == layers.keys() or (not is_default and ends):
             in_full, channels = {ends[name][0] for name in explicit & ends.keys()}, dict(ends.values())
             config = config.replace(beside="block", head_dim=config.head_dim or min(HEAD_DIM, *channels.values()))
             with places(channels, model):
@@ -102,8 +105,7 @@ def _plan(
             stay = {name: left.get(end, f"attention follows its blocks ({end})") for name, (end, _) in ends.items()}
             reasons |= {name: stay.get(name, NO_SEQUENCE) for name in layers}
             return replace(planned, left=tuple(Left(name, reasons[name]) for name in convolutions))
-        if config.beside is None and where is None:
-            note = "attention stands beside convolutions, as no one nn.Sequential holds the last stage"
+        note = "attention stands beside convolutions: no one nn.Sequential holds the last stage" if is_default else ""
         config = config.replace(beside="convolution")
     edits = _stride_edits(model, list(layers), convolutions, parent, config)
     edited = _observe_edited(model, example, convolutions, edits) if edits else parent
@@ -134,20 +136,6 @@ def _plan(
     return Plan(
         type(model).__name__, config, tuple(steps), unchanged, tuple(edits), before, after, note, pool, pool_cost, place
     )
-
-
-def _ends(
-    model: nn.Module, example: Example, parent: Observation, names: Collection[str], config: BesideGate, where: Any
-) -> dict[str, tuple[str, int]]:
-    """Return the new layer after blocks, and its channels, for the convolutions `names`; none to stay beside them.
-
-    Raises `RecastError` if beside="block" has no place.
-    """
-    is_default = config.beside is None and where is None
-    ends = new_layers(model, example, parent, names) if is_default or config.beside == "block" else {}
-    if config.beside == "block" and not ends:
-        raise RecastError(f"{[*names][-1]} is {NO_SEQUENCE}; use beside=convolution")
-    return {} if is_default and len(ends) < len(names) else ends
 
 
 def _too_large(steps: list[Step], explicit: Collection[str], max_tokens: int | None) -> dict[str, str]:
