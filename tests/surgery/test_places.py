@@ -44,7 +44,7 @@ def test_a_plan_names_new_layers_and_changes_nothing(parent: nn.Module) -> None:
     plan = recast.plan(parent, IMAGES, BLOCK)
     assert names(parent) == before
     assert [(step.name, step.is_after_block, step.exact) for step in plan.steps] == [("layer4.attention", True, True)]
-    assert "0 of 20 convolutions recast, new layers after blocks: layer4.attention" in str(plan)
+    assert "attention after blocks (layer4.attention), all convolutions stay" in str(plan)
     assert dict((left.name, left.reason) for left in plan.left)["layer4.1.conv2"] == (
         "attention follows its blocks (layer4.attention)"
     )

@@ -94,7 +94,8 @@ class Record(dict[str, Attention]):
         """Share of a recast layer's output that every head with content made beyond a global mean (`recast.awake`)."""
 
     def __repr__(self) -> str:
-        lines = [f"Record of {len(self)} layers" + (f", {len(self.left_out)} left out" if self.left_out else "")]
+        lines = [f"Record of {len(self)} layer{'s' * (len(self) != 1)}"]
+        lines[0] += f", {len(self.left_out)} left out" if self.left_out else ""
         if shares := [share for layer in self.shares.values() for share in layer]:
             lines[0] += f": {sum(share >= AWAKE for share in shares)} of {len(shares)} heads attend"
         lines += [f"  {name or 'the model'}: {attention!r}" for name, attention in list(self.items())[:SHOWN]]

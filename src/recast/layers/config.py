@@ -89,8 +89,8 @@ class RecastConfig(OneOf):
     linear: the convolution's taps become heads; starts as exactly the convolution. sigmoid: the same with the gate of
     the T-CNN paper (Eq. 7). bias: no gate, position is a learned bias in the content's own softmax (C-MHSA, PRS)."""
     head_dim: Width | None = None
-    """Width D_h of a head's queries and keys. None: min(C_in, 32) beside a convolution, min(C_in, 64) after a block,
-    max(1, C_in // heads) in a head of the papers' layers; about 8 in grouped and depthwise layers."""
+    """Width D_h of a head's queries and keys. None: min(C_in, 32) beside a convolution or after a block, max(1, C_in //
+    heads) in a head of the papers' layers; about 8 in grouped and depthwise layers."""
     query_key: StartOfQueries = "zero"
     logit_std: Annotated[Positive, Rare()] = 1.5
     """With query_key similar or images: initial standard deviation of a query's logits over its keys."""

@@ -25,7 +25,6 @@ from recast.tracing.observe import Observation, observe
 NAME = "attention"
 """Name of the new layer in its sequence."""
 NO_SEQUENCE = "in no nn.Sequential that holds its stage and gives a map of its size, which attention could follow"
-HEAD_DIM = 64  # width of queries and keys after a block, unless it has fewer channels
 
 
 class PassThrough(nn.Module):

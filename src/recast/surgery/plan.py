@@ -110,9 +110,9 @@ class Plan:
     def __str__(self) -> str:
         """Say what each convolution becomes, with shapes, tokens and costs before → after, and why the others stay."""
         after = [step.name for step in self.steps if step.is_after_block]
-        recast = len(self.steps) - len(after)
-        title = f"{self.model}: {recast} of {recast + len(self.left)} convolutions recast"
-        title += f", new layers after blocks: {', '.join(after)}" if after else ""
+        title = f"{self.model}: {len(self.steps)} of {len(self.steps) + len(self.left)} convolutions recast"
+        if after:
+            title = f"{self.model}: attention after blocks ({', '.join(after)}), all convolutions stay"
         parts = [title + ("" if self.pool is None else ", attention pooling")]
         if self.before.parameters:  # 0: costs were not counted
             parts[0] += "\n" + table.layers(self.steps, self.before, self.after)

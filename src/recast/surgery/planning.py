@@ -19,7 +19,7 @@ from recast.layers.config import BesideGate, LinearGate, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.pool_config import AttentionPooling, PoolConfig
 from recast.names import modules_by_name
-from recast.surgery.places import HEAD_DIM, NO_SEQUENCE, PassThrough, new_layers, places
+from recast.surgery.places import NO_SEQUENCE, PassThrough, new_layers, places
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, put_pool_
@@ -98,7 +98,7 @@ def _plan(
             raise RecastError(f"{[*layers][-1]} is {NO_SEQUENCE}; use beside=convolution")
         if ends.keys() == layers.keys() or (not is_default and ends):
             in_full, channels = {ends[name][0] for name in explicit & ends.keys()}, dict(ends.values())
-            config = config.replace(beside="block", head_dim=config.head_dim or min(HEAD_DIM, *channels.values()))
+            config = config.replace(beside="block")
             with places(channels, model):
                 planned = _plan(model, example, config, [*channels], max_tokens, pool, in_full)
             left = {each.name: each.reason for each in planned.left}
