@@ -35,7 +35,7 @@ def test_a_pipe_that_is_closed_early_is_no_error() -> None:
 def test_verify_says_same_or_not_and_shows_its_control(cli: Cli, refused: Refused) -> None:
     done = cli("verify", *MODEL, "--num-images", "2")
     assert done.code == 0
-    assert "1 new layer after blocks, 2 images of 16×16" in done.out
+    assert "2 convolutions recast, 2 images of 16×16" in done.out
     assert "control, attention of one layer added: " in done.out
     assert done.out.endswith("same function\n")
     done = cli("verify", *MODEL, "--num-images", "2", "--gate", "linear")

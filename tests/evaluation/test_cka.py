@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import recast.papers  # noqa: F401  (registers the small networks with timm)
-from recast import RecastConfig, RecastError, plan, recast_
+from recast import RecastError, plan, recast_
 from recast.lab.analysis.cka import cka, tabulate_cka
 
 
@@ -85,7 +85,7 @@ def test_a_dead_layer_has_no_similarity() -> None:
 def test_parent_and_recast_layer_by_layer() -> None:
     parent = timm.create_model("digits_resnet").eval()
     x = torch.rand(12, 3, 16, 16)
-    child = recast_(copy.deepcopy(parent), plan(parent, x[:1], RecastConfig(beside="convolution")))
+    child = recast_(copy.deepcopy(parent), plan(parent, x[:1]))
     other = timm.create_model("digits_resnet").eval()
     table = tabulate_cka({"parent": parent, "other": other, "recast": child}, [(x, torch.zeros(12))])
     assert table.columns == ("model_a", "layer_a", "model_b", "layer_b", "cka", "n")

@@ -72,7 +72,7 @@ def test_every_head_has_content_unless_fewer_are_asked_for(config: Any, heads: A
 def test_what_a_default_layer_costs() -> None:
     parent = timm.create_model("digits_resnet")
     plan = recast.plan(parent, torch.zeros(1, 3, 32, 32))
-    assert plan.after.macs / plan.before.macs == pytest.approx(1.053, abs=0.001)
+    assert plan.after.macs / plan.before.macs == pytest.approx(1.107, abs=0.001)
 
 
 def test_a_position_that_the_kernel_does_not_have_is_refused() -> None:

@@ -35,12 +35,7 @@ def spoiled(spoil: Callable[[Any], Any]) -> CifarResNet:
 
 
 @pytest.mark.parametrize(
-    ("config", "names"),
-    [
-        (None, ["layer3.attention"]),
-        (RecastConfig(beside="convolution"), ["layer3.0.conv2"]),
-        (PAPERS, ["layer3.0.conv1", "layer3.0.conv2"]),
-    ],
+    ("config", "names"), [(None, ["layer3.0.conv2"]), (PAPERS, ["layer3.0.conv1", "layer3.0.conv2"])]
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_the_swap(training: bool, config: RecastConfig | None, names: list[str]) -> None:
@@ -56,9 +51,9 @@ def test_the_swap(training: bool, config: RecastConfig | None, names: list[str])
         for layer in recast_layers(child).values():
             layer.backend = "split"
     assert torch.equal(child(x), parent(x))
-    assert torch.equal(child.layer3[0].conv2.weight, parent.layer3[0].conv2.weight)
     kept = {n: v for n, v in parent.state_dict().items() if not n.startswith("layer3.0.conv")}
     assert all(torch.equal(child.state_dict()[name], value) for name, value in kept.items())
+    assert torch.equal(child.layer3[0].conv2.weight, parent.layer3[0].conv2.weight)
     child.load_state_dict(parent.state_dict(), strict=False)  # checkpoints of the parent load
 
 

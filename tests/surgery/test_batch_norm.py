@@ -20,8 +20,7 @@ X = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 def opened(parent: nn.Module, x: Tensor, gate: str) -> Any:
     """A recast network whose gates are open and whose BatchNorms do something."""
-    place = {"beside": "convolution"} if gate == "beside" else {}
-    child = recast_copy(randomize_scales_(parent.eval(), x), x, RecastConfig(gate, **place)).eval()
+    child = recast_copy(randomize_scales_(parent.eval(), x), x, RecastConfig(gate)).eval()
     for layer in gated_layers(child).values():
         nn.init.uniform_(layer.gamma if gate != "sigmoid" else layer.lam, 0.2, 0.5)
     return child

@@ -53,8 +53,7 @@ def test_the_last_of_the_blocks(make: Any, of_blocks: list[str]) -> None:
     x = torch.zeros(1, 3, 64, 64)
     names = {where: [step.name for step in plan(model, x, where=where).steps] for where in ("last_of_blocks", "last")}
     assert names == {"last_of_blocks": of_blocks, "last": of_blocks[-1:]}
-    beside = recast.RecastConfig(beside="convolution")
-    assert [step.name for step in plan(model, x, beside).steps] == of_blocks
+    assert [step.name for step in plan(model, x).steps] == of_blocks
     reasons = {left.name: left.reason for left in plan(model, x, where="last").left}
     assert all("not the last of the network" in reasons[name] for name in of_blocks[:-1])
 

@@ -58,7 +58,7 @@ def test_a_folded_network_is_not_recast_again(parent: nn.Module) -> None:
     child = recast_copy(parent, X)
     recast.fold_(child)
     with pytest.raises(recast.RecastError, match="was recast and folded"):
-        recast.recast_(child, recast.plan(child, X, child.recast_plan.config))
+        recast.recast_(child, recast.plan(child, X))
 
 
 @torch.no_grad()

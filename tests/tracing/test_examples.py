@@ -201,7 +201,7 @@ def test_every_verb_reads_the_outputs_that_verify_compares(wrap: str) -> None:
     x = torch.randn(2, 3, 64, 64)
     child = recast_copy(model, x, recast.RecastConfig())
     assert recast.verify(model, child, x).predictions == 2
-    child.net.layer4.attention.gamma.data.fill_(0.1)
+    child.net.layer4[0].conv2.gamma.data.fill_(0.1)
     assert 0 < recast.fold_(child, tol=1.0, data=x)[-1].output_error < 1
     data = load_data(DataConfig(num_val=20))
     wrapped, direct = (evaluate(m, "fgsm", data, progress=False) for m in (model, plain))

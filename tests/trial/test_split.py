@@ -7,8 +7,6 @@ from torchvision.models import DenseNet, get_model
 import recast
 from recast.lab.trial.split import split_network
 
-BESIDE = recast.RecastConfig(beside="convolution")
-
 
 @pytest.mark.parametrize(
     ("name", "entry"),
@@ -32,7 +30,7 @@ def test_the_tail_of_the_features_is_the_network(name: str, entry: str) -> None:
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 2)
     images = torch.randn(2, 3, 64, 64)
-    layers = [step.name for step in recast.plan(model, images[:1], BESIDE).steps]
+    layers = [step.name for step in recast.plan(model, images[:1]).steps]
     parts = split_network(model, layers, images)
     assert parts.tail.entry == entry
     assert not parts.is_whole
@@ -92,7 +90,7 @@ def test_a_classifier_on_the_trunk_is_seen_in_training() -> None:
 def test_the_tail_can_be_recast_and_split_again() -> None:
     torch.manual_seed(0)
     model, images = timm.create_model("digits_resnet").eval(), torch.randn(3, 3, 32, 32)
-    plan = recast.plan(model, images[:1], BESIDE)
+    plan = recast.plan(model, images[:1])
     parts = split_network(model, [step.name for step in plan.steps], images)
     with torch.no_grad():
         features = parts.features(images)

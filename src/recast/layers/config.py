@@ -113,10 +113,9 @@ class BesideGate(RecastConfig):
     where: ClassVar[str] = "last_of_blocks"
     stride: ClassVar[Literal["keep"]] = "keep"
     gate: Literal["beside"] = "beside"
-    beside: Literal["convolution", "block"] | None = None
+    beside: Literal["convolution", "block"] = "convolution"
     """What attention stands beside. convolution: each that is selected; it reads the convolution's input. block: none;
-    it follows the sequence of blocks that the selected convolutions of a stage are in, and reads its output. None:
-    block where the last stage is such a sequence and `plan` gets no `where`, else convolution."""
+    it follows the sequence of blocks that the selected convolutions of a stage are in, and reads its output."""
     query_key: StartOfQueries = "images"
     gamma_init: Finite = 0.0
     """Initial factor γ of content attention. 0 is exact."""

@@ -90,23 +90,17 @@ def _plan(
     convolutions = _convolutions(model, config, needed=not is_none(where))
     parent = _observe_parent(model, example, convolutions)
     layers, explicit, reasons = select(where, model, convolutions, parent, config)
-    note = ""
-    if isinstance(config, BesideGate) and not all(isinstance(convolutions[name], PassThrough) for name in layers):
-        is_default = config.beside is None and where is None
-        ends = new_layers(model, example, parent, layers) if is_default or config.beside == "block" else {}
-        if config.beside == "block" and not ends:
+    has_places = all(isinstance(convolutions[name], PassThrough) for name in layers)
+    if isinstance(config, BesideGate) and config.beside == "block" and not has_places:
+        if not (ends := new_layers(model, example, parent, layers)):
             raise RecastError(f"{[*layers][-1]} is {NO_SEQUENCE}; use beside=convolution")
-        if ends.keys() == layers.keys() or (not is_default and ends):
-            in_full, channels = {ends[name][0] for name in explicit & ends.keys()}, dict(ends.values())
-            config = config.replace(beside="block")
-            with places(channels, model):
-                planned = _plan(model, example, config, [*channels], max_tokens, pool, in_full)
-            left = {each.name: each.reason for each in planned.left}
-            stay = {name: left.get(end, f"attention follows its blocks ({end})") for name, (end, _) in ends.items()}
-            reasons |= {name: stay.get(name, NO_SEQUENCE) for name in layers}
-            return replace(planned, left=tuple(Left(name, reasons[name]) for name in convolutions))
-        note = "attention stands beside convolutions: no one nn.Sequential holds the last stage" if is_default else ""
-        config = config.replace(beside="convolution")
+        in_full, channels = {ends[name][0] for name in explicit & ends.keys()}, dict(ends.values())
+        with places(channels, model):
+            planned = _plan(model, example, config, [*channels], max_tokens, pool, in_full)
+        left = {each.name: each.reason for each in planned.left}
+        stay = {name: left.get(end, f"attention follows its blocks ({end})") for name, (end, _) in ends.items()}
+        reasons |= {name: stay.get(name, NO_SEQUENCE) for name in layers}
+        return replace(planned, left=tuple(Left(name, reasons[name]) for name in convolutions))
     edits = _stride_edits(model, list(layers), convolutions, parent, config)
     edited = _observe_edited(model, example, convolutions, edits) if edits else parent
 
@@ -132,7 +126,7 @@ def _plan(
     edits = [edit for edit in edits if edit.geometry is None or edit.name not in recast]
     unchanged = tuple(Left(name, reasons[name]) for name in convolutions if name in reasons)
     failed = f"planned from one real pass in eval mode, the shape-only pass failed ({edited.failure})"
-    note = failed if edited.failure else note
+    note = failed if edited.failure else ""
     return Plan(
         type(model).__name__, config, tuple(steps), unchanged, tuple(edits), before, after, note, pool, pool_cost, place
     )
