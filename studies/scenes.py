@@ -15,8 +15,8 @@ compare, on the 200 test scenes, stated before it was run. Arms: `ARMS`. "beside
 chose it on other tasks (`beside.NEW`); nothing was chosen on scenes. "equal seconds" are those of beside, by the
 measured step times. Metric: mIoU of all, of the local and of the distant classes. A difference beside − arm is shown if
 0 is outside its 95 % interval over seeds and scenes (`evaluation.intervals`). The smallest visible effect is the one
-that this shows with 80 % probability. Four arms were run. What was asked, by mIoU of the distant classes: beside is not below the non-local
-block, and ahead of fine-tuning for as many seconds by 40 points.
+that this shows with 80 % probability. Four arms were run. What was asked, by mIoU of the distant classes: beside is not
+below the non-local block, and ahead of fine-tuning for as many seconds by 40 points.
 """
 
 from __future__ import annotations
