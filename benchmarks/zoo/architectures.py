@@ -99,11 +99,12 @@ def instantiate(name: str, dtype: torch.dtype = torch.float32) -> Instance:
 
 def _create(name: str, kwargs: dict[str, Any]) -> nn.Module:
     source, _, bare = name.partition(":")
-    if source == "torchvision" and ("inception" in bare or "googlenet" in bare):
-        kwargs = kwargs | {"init_weights": False}  # scipy would draw every weight
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = create(source, bare, kwargs, pretrained=False)
+        if source == "torchvision" and ("inception" in bare or "googlenet" in bare):  # scipy would draw every weight
+            model = torchvision_models.get_model(bare, weights=None, init_weights=False)
+        else:
+            model = create(source, bare, kwargs, pretrained=False)
     return DetectionParts(model) if "detection" in type(model).__module__ else model
 
 

@@ -56,7 +56,7 @@ def build(
     if config.checkpoint_key is not None and config.checkpoint is None:
         raise RecastError("checkpoint_key=NAME requires checkpoint=FILE, the file that it is a key of")
     source, name = split_name(config.name)
-    if source == "function" and config.new_head and not (config.checkpoint or config.pretrained):
+    if config.new_head and config.has_returned_weights:
         raise RecastError(
             f"model.new_head requires model.checkpoint or model.pretrained: {name} returns its own classifier, make it "
             "new there"

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from recast.config import Classes, Config, Count, FilePath, Pixels, Rare, problem
+from recast.models.trust import is_function
 
 OF_FIELDS = {"num_classes": "num_classes", "img_size": "input_size", "in_chans": "in_chans"}
 """Arguments of a network → fields of `ModelConfig` that set them."""
@@ -84,3 +85,8 @@ class ModelConfig(Config):
     """Additional arguments of a timm network or a function: NAME=VALUE ..., e.g. depth=6 global_pool=max."""
     checkpoint_key: Annotated[str | None, Rare()] = None
     """Set of weights to load from a checkpoint with several, e.g. state_dict. None: EMA first, as in timm."""
+
+    @property
+    def has_returned_weights(self) -> bool:
+        """True if the weights are those that a user's function returns: nothing else gives them."""
+        return is_function(self.name) and not (self.checkpoint or self.pretrained)

@@ -46,6 +46,9 @@ class PassThrough(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
 
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}"
+
 
 def new_layers(
     model: nn.Module, example: Example, observed: Observation, names: Iterable[str]

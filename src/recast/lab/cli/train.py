@@ -17,7 +17,7 @@ from recast.lab.folder.records import ARMS
 from recast.lab.folder.run import RunFolder, follow_up
 from recast.lab.recipes import find_recipe, make_recipe, recipes, recipes_by_paper
 from recast.models.config import ModelConfig
-from recast.models.trust import check_trusted, is_function, trusting
+from recast.models.trust import check_trusted, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
@@ -62,8 +62,8 @@ def train(
     if settings.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
         # weights that were given stand for those the recipe would fetch
         settings = settings.replace(model=settings.model.replace(pretrained=False))
-    returned = is_function(settings.model.name) and not (settings.model.checkpoint or settings.model.pretrained)
-    if returned and ("model", "new_head") not in config.words:  # the recipe's is for weights that it loads
+    if settings.model.has_returned_weights and ("model", "new_head") not in config.words:
+        # the recipe's new head is for weights that it loads
         settings = settings.replace(model=settings.model.replace(new_head=False))
     _check_weights(recipe, settings.model)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{settings.model.name.replace(':', '-')}")
@@ -78,7 +78,7 @@ def train(
 
     name, notes = settings.model.name, list[str]()
     if not (settings.model.checkpoint or settings.model.pretrained):
-        notes.append(RETURNED.format(name) if returned else RANDOM)
+        notes.append(RETURNED.format(name) if settings.model.has_returned_weights else RANDOM)
 
     def say(text: str) -> None:
         while notes:

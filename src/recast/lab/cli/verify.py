@@ -139,9 +139,9 @@ def _images(data: Data | None, number: int, shape: tuple[int, int, int]) -> Tens
 def _print(plan: Plan, images: Tensor, results: dict[str, Exactness], is_same: bool) -> None:
     height, width = images.shape[-2:]
     pooling = "" if plan.pool is None else f", attention pooling ({plan.pool.kind.replace('_', ' ')})"
-    after, one = any(step.is_after_block for step in plan.steps), len(plan.steps) == 1
-    recast = f"new layer{'s' * (not one)} after blocks" if after else f"convolution{'s' * (not one)} recast"
-    layers = f"{plan.model}: {len(plan.steps)} {recast}{pooling}"
+    is_after = any(step.is_after_block for step in plan.steps)
+    noun = ("new layer" if is_after else "convolution") + "s" * (len(plan.steps) != 1)
+    layers = f"{plan.model}: {len(plan.steps)} {noun} {'after blocks' if is_after else 'recast'}{pooling}"
     print(f"{layers}, {len(images)} images of {height}×{width}")
     for result in results.values():
         print(f"  {result}")

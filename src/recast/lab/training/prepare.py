@@ -126,7 +126,7 @@ def prepare(recipe: Recipe, out: RunFolder, resume: bool) -> Prepared:
         selected = recipe.selection
         where = selected[0] if len(selected) == 1 else selected
         planned = plan(parent, data.example, recipe.recast, where=where, max_tokens=recipe.max_tokens, pool=recipe.pool)
-    keeps_parent = (is_new or is_kept or _is_returned(config)) and planned is not None and not resume
+    keeps_parent = (is_new or is_kept or config.has_returned_weights) and planned is not None and not resume
     papers, files = _with_copies(recipe.papers, out)
     recipe = recipe.replace(
         model=_completed(config, len(data.classes), out, keeps_parent),
@@ -188,18 +188,14 @@ def _built(config: ModelConfig, data: Data, remedy: str, papers: Mapping[str, Pa
                 paper.draw_(parent)
     if not _has_new_classifier(config, parent, data):
         # a function may state the classes of the weights that it started from
-        order_classes_(parent, data, str(config.checkpoint or config.name), "" if _is_returned(config) else remedy)
+        remedy = "" if config.has_returned_weights else remedy
+        order_classes_(parent, data, str(config.checkpoint or config.name), remedy)
     return parent
-
-
-def _is_returned(config: ModelConfig) -> bool:
-    """Return True if the parent's weights are those that a user's function returns."""
-    return is_function(config.name) and not (config.checkpoint or config.pretrained)
 
 
 def _has_new_classifier(config: ModelConfig, parent: nn.Module, data: Data) -> bool:
     """Return True if the parent's classifier is untrained. What a function returns counts as trained."""
-    if config.new_head or config.checkpoint is not None or _is_returned(config):
+    if config.new_head or config.checkpoint is not None or config.has_returned_weights:
         return config.new_head
     cfg = getattr(parent, "pretrained_cfg", None)
     classes = cfg.get("num_classes") if isinstance(cfg, Mapping) else None

@@ -176,8 +176,9 @@ def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
 
 def is_recorded() -> bool:
     """Return True where an exporter records (sizes are symbols then), inside torch.func, or in forward-mode AD."""
-    if torch.compiler.is_exporting() or torch.jit.is_tracing() or torch.compiler.is_compiling():
-        return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    is_exported = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    if is_exported or torch.compiler.is_compiling():
+        return is_exported
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
