@@ -2,15 +2,17 @@
 
     python benchmarks/peers.py                          # writes results/peers.csv (eight minutes on 2 idle cores)
     python benchmarks/peers.py --family resnet26t       # some families; the rows of others stay
+    python benchmarks/peers.py --compile --threads 1    # by torch.compile: a minute for each arm and pass
 
 Columns for a family, arm, image size, batch and pass (a training step is forward, backward and SGD): the median time;
 relative_speed (the parent's time over this one's: median of the ratios within a round; low, high: quartiles); gmacs per
 image; mac_bound (the parent's multiply-accumulates over this one's); peak_mib (memory that a pass adds to the process,
 gradients included: resident pages on a CPU, allocated bytes on a GPU); parameters.
 
-Arms: the parent. "recast": its last stage by the default layer, one content head; "stride removed": the same with
-stride="remove"; "as peers": in the layers where timm's networks have attention, also in earlier stages; "all heads":
-content, Gaussian and W_val in every head. All gates are open, except in "folded", by `fold_` of closed gates. timm's
+Arms: the parent. "recast": the default, attention beside the last convolution of each block of the last stage; "after
+the blocks": the same layer there; "as peers": beside the layers where timm's networks have attention, also in earlier
+stages; "stride removed": one content head, gate "linear", stride="remove"; "all heads": content, Gaussian and W_val in
+every head. All gates are open, except in "folded", by `fold_` of closed gates. timm's
 BoTNet, HaloNet and LambdaNetwork. "ConViT GPSA": timm's layer for the last stage's 3×3 convolutions, pooled where they
 have a stride. "non-local": timm's block, which starts at zero, after the last stage.
 """
@@ -73,6 +75,7 @@ def arms_of(name: str, size: int) -> dict[str, Callable[[], nn.Module]]:
     return {
         name: lambda: parent,
         "recast": lambda: recast_copy(parent, size),
+        "recast, after the blocks": lambda: recast_copy(parent, size, beside="block"),
         "recast, as peers": lambda: recast_copy(parent, size, layers),
         "recast, stride removed": lambda: recast_copy(parent, size, gate="linear", content_heads=1, stride="remove"),
         "recast, all heads": lambda: recast_copy(parent, size, gate="linear", **PAPERS_LAYER),
@@ -103,10 +106,14 @@ def peak_mib(step: Callable[[], object], model: nn.Module) -> float:
     return min(peaks) / 2**20
 
 
-def measure(models: dict[str, nn.Module], images: Tensor, training: bool, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    models: dict[str, nn.Module], images: Tensor, training: bool, rounds: int, compiled: bool = False
+) -> list[dict[str, Any]]:
     """Return the rows of a family, whose parent is first, in one pass."""
     for model in models.values():
         model.train(training)
+        if compiled:
+            model.compile()
     calls = {arm: call(model, images, training) for arm, model in models.items()}
     counts = {arm: macs(model, images, training) for arm, model in models.items()}
     peaks = {arm: peak_mib(calls[arm], model) for arm, model in models.items()}
@@ -116,7 +123,8 @@ def measure(models: dict[str, nn.Module], images: Tensor, training: bool, rounds
         low, middle, high = (round(value, 3) for value in statistics.quantiles(ratios, n=4, method="inclusive"))
         median, parameters = statistics.median(seconds[arm]), sum(p.numel() for p in model.parameters())
         row: dict[str, Any] = {"family": parent, "arm": arm, "img_size": images.shape[-1], "batch": len(images)}
-        row |= {"pass": "training step" if training else "inference", "median_ms": round(1e3 * median, 1)}
+        row |= {"pass": ("training step" if training else "inference") + ", compiled" * compiled}
+        row |= {"median_ms": round(1e3 * median, 1)}
         row |= {"images_per_s": round(len(images) / median, 2), "relative_speed": middle, "low": low, "high": high}
         row |= {"gmacs": round(counts[arm] / len(images) / 1e9, 3), "mac_bound": round(counts[parent] / counts[arm], 3)}
         row |= {"peak_mib": round(peaks[arm], 1), "params_m": round(parameters / 1e6, 2), "machine": machine()}
@@ -130,13 +138,16 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of steps; three times as many of inference")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     images = torch.randn(options.batch, 3, SIZE, SIZE)
     for name in options.family:
         models = {arm: build() for arm, build in arms_of(name, SIZE).items()}
         for training in (False, True):
-            update(RESULT, measure(models, images, training, options.rounds * (1 if training else 3)), LABELS)
+            rounds = options.rounds * (1 if training else 3)
+            update(RESULT, measure(models, images, training, rounds, options.compile), LABELS)
 
 
 if __name__ == "__main__":
