@@ -104,9 +104,10 @@ def saved_mib(model: nn.Module, images: Tensor) -> float:
 def open_gates(model: nn.Module, gaussian: int | None = None, content: int | None = None) -> nn.Module:
     """Open Gaussians and content maps of the first heads of every layer (None: of all), with keys that are not zero."""
     for layer in gated_layers(model).values():
-        layer.gamma[:content] = 0.2
         if isinstance(layer, AttentionBeside):
+            layer.gamma.fill_(0.2)
             continue
+        layer.gamma[:content] = 0.2
         layer.key.normal_(std=0.02)
         layer.spread[:gaussian] = 0.3
     return model

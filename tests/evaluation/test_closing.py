@@ -14,6 +14,7 @@ from recast.lab.data import Data
 from recast.lab.evaluation import closing, frontier
 from recast.lab.evaluation.closing import close_, closing_, heads_left
 from recast.lab.evaluation.runner import open_context
+from recast.layers.cmhsa import gated_layers
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.scales import recalibrate_batch_norm_
@@ -56,6 +57,26 @@ def test_the_head_that_is_missed_least_goes_first(gate: str, monkeypatch: pytest
     assert (first.layer, first.head) == min(alone, key=alone.__getitem__)
     assert len(heads_left(model)) == 17
     assert first.loss == pytest.approx(loss_of(model), rel=1e-5)
+
+
+def test_beside_a_convolution_the_gates_of_all_channels_close_together() -> None:
+    torch.manual_seed(0)
+    parent = timm.create_model("digits_resnet", num_classes=10).eval()
+    model: Any = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X[:1])).double()
+    with torch.no_grad():
+        for layer in gated_layers(model).values():
+            layer.gamma.copy_(torch.randn(layer.out_channels))
+            layer.key.normal_()
+    batches, step = [(X[::2].double(), Y[::2])], 1e-3
+    before, added = closing._loss(model, batches), closing._added(model, batches)
+    for name, head in heads_left(model):
+        without, moved = copy.deepcopy(model), copy.deepcopy(model)
+        without.get_submodule(name).prune_((), ())
+        with closing._without(model.get_submodule(name), head):
+            assert closing._loss(model, batches) == closing._loss(without, batches) != before
+        with torch.no_grad():
+            moved.get_submodule(name).gamma.mul_(1 - step)
+        assert added[name, head] == pytest.approx((closing._loss(moved, batches) - before) / step, rel=0.02, abs=5e-4)
 
 
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])

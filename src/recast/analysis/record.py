@@ -38,7 +38,7 @@ class Attention:
     """
 
     mix: Tensor
-    """A as the layer applies it, (1 or B, H, queries, keys); beside a convolution C, applied γ times. The last keys are
+    """A as the layer applies it, (1 or B, H, queries, keys); beside a convolution C, without γ. The last keys are
     those of the grid."""
     grid: tuple[int, int] | None
     """Rows and columns of the keys: the padded input of a recast layer, else pixels or patches; None: not known."""

@@ -259,7 +259,7 @@ def _beside(layer: AttentionBeside, x: Tensor, output: Tensor, queries: int) -> 
     at = torch.arange(0, outputs.shape[1], math.ceil(outputs.shape[1] / queries), device=x.device)
     content = attention_map(x, query_pixels(x, *output.shape[2:]).flatten(2)[:, :, at, None], w)
     distance = (content - 1 / content.shape[-1]).abs().sum(-1).mean(-1) / 2
-    values = x.flatten(2).transpose(1, 2) @ (w.gamma * block_diagonal(w.content, w.groups)).T
+    values = x.flatten(2).transpose(1, 2) @ (w.gamma[:, None] * block_diagonal(w.content, w.groups)).T
     parts = [
         (maps[:, 0] @ values).square().mean((1, 2))[:, None] for maps in (content, content - 1 / content.shape[-1])
     ]

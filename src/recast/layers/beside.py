@@ -26,15 +26,16 @@ ATTENTION = ("query", "key", "content", "gamma")
 class AttentionBeside(Tuned, nn.Module):
     """A convolution that stays as it is, and one head of content attention added to its output.
 
-        y = conv(X) + γ · C X W_con        C = softmax(Q Kᵀ / √D),  Q = X_q W_qry,  K = X W_key
+        y = conv(X) + γ ⊙ (C X W_con)      C = softmax(Q Kᵀ / √D),  Q = X_q W_qry,  K = X W_key
 
-    `conv` is the caller's own module: of any class, with its own parameters, hooks, padding and parametrisations. With
-    γ = 0, as at the start, the output is bitwise that of `conv`. Keys are the pixels of the input X, X_q is the pixel
-    under every pixel of the output (`layers.functional.beside`). NCHW in, NCHW out, any height and width. In the terms
-    of GPSA: the heads of the kernel's taps stay one-hot shifts, and one more head has content and its own W_out.
+    `conv` is the caller's own module: of any class, with its own parameters, hooks, padding and parametrisations. γ has
+    a number for every channel of the output; where all are 0, as at the start, the output is bitwise that of `conv`.
+    Keys are the pixels of the input X, X_q is the pixel under every pixel of the output (`layers.functional.beside`).
+    NCHW in, NCHW out, any height and width. In the terms of GPSA: the heads of the kernel's taps stay one-hot shifts,
+    and one more head has content and its own W_out.
 
     Parameters: those of `conv`, under `conv.`, `query` W_qry and `key` W_key (D, C), `content` W_con (O, C/g),
-    block-diagonal in the groups of the convolution, and `gamma` γ (1,); the last four are None after `prune_`. A state
+    block-diagonal in the groups of the convolution, and `gamma` γ (O,); the last four are None after `prune_`. A state
     of the convolution alone loads too. Other numbers and tensors are those of `conv`: `stride`, `weight`.
 
     Args:
@@ -83,7 +84,7 @@ class AttentionBeside(Tuned, nn.Module):
         tensors = (*conv.parameters(), *conv.buffers())
         like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
         read, content = (self.head_dim, self.in_channels), (self.out_channels, self.in_channels // self.groups)
-        shapes = {"query": read, "key": read, "content": content, "gamma": (1,)}
+        shapes = {"query": read, "key": read, "content": content, "gamma": (self.out_channels,)}
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=like.device, dtype=like.dtype)))
         self.reset_parameters(tap)
@@ -143,7 +144,7 @@ class AttentionBeside(Tuned, nn.Module):
     def attention(self, x: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """Return C for an input (B, C, H, W) and outputs of `size`, (B, 1, queries, keys); default: H and W ÷ stride.
 
-        It is applied γ times: rows sum to one here.
+        γ is not in it: rows sum to one.
         """
         return attention_map(x, query_pixels(x, *(size or self.geometry.output_size(*x.shape[2:]))), self.weights())
 
@@ -202,16 +203,16 @@ class AttentionBeside(Tuned, nn.Module):
     # --- smaller forms ------------------------------------------------------------------------------------------------
 
     def gates(self) -> dict[str, Tensor]:
-        """Return γ of the head as "gamma", (1,); 0 if it was pruned."""
-        return {"gamma": self.gamma if self.content_heads else torch.zeros(1)}
+        """Return the largest |γ| of the channels as "gamma", (1,); 0 if the head was pruned."""
+        return {"gamma": self.gamma.abs().amax(0, keepdim=True) if self.content_heads else torch.zeros(1)}
 
     @torch.no_grad()
     def gate_sizes(self) -> Tensor:
-        """Return |γ|, (1,), or nothing if the head was pruned."""
-        return self.gamma.abs() if self.content_heads else torch.zeros(0)
+        """Return `gates()["gamma"]`, or nothing if the head was pruned."""
+        return self.gates()["gamma"][: len(self.content_heads)]
 
     def close_maps_(self, tol: float) -> None:
-        """Remove the head if |γ| is within `tol`."""
+        """Remove the head if |γ| of all channels is within `tol`."""
         if bool((self.gate_sizes() <= tol).all()):
             self.prune_((), ())
 
@@ -226,7 +227,7 @@ class AttentionBeside(Tuned, nn.Module):
             self.tuned = ()
 
     def fold(self, tol: float = 0.0) -> nn.Module:
-        """Return the convolution, the same object, if |γ| ≤ `tol`, else the layer."""
+        """Return the convolution, the same object, if all |γ| ≤ `tol`, else the layer."""
         self.close_maps_(tol)
         return self if self.content_heads or not computes_as(self, AttentionBeside) else self.conv
 

@@ -108,7 +108,7 @@ class RecastConfig(OneOf):
 
 
 class BesideGate(RecastConfig):
-    """Content attention beside a convolution that stays as it is, y = conv(X) + γ · C X W_con, or after a block."""
+    """Content attention beside a convolution that stays as it is, y = conv(X) + γ ⊙ (C X W_con), or after a block."""
 
     where: ClassVar[str] = "last_of_blocks"
     stride: ClassVar[Literal["keep"]] = "keep"
@@ -118,7 +118,7 @@ class BesideGate(RecastConfig):
     it follows the sequence of blocks that the selected convolutions of a stage are in, and reads its output."""
     query_key: StartOfQueries = "images"
     gamma_init: Finite = 0.0
-    """Initial factor γ of content attention. 0 is exact."""
+    """Initial factor γ of content attention, of every channel. 0 is exact."""
 
 
 class PapersGate(RecastConfig):

@@ -1,6 +1,6 @@
 """Attention after a block: beside a module that changes nothing, at the end of an `nn.Sequential`.
 
-    y = Z + γ · C Z W_con        Z: the output of the sequence, which queries, keys and values are read from
+    y = Z + γ ⊙ (C Z W_con)      Z: the output of the sequence, which queries, keys and values are read from
 
 It is a non-local block (Wang et al. 2018, arXiv:1711.07971) that starts closed: the same layer as beside a convolution,
 which has a `PassThrough` in the convolution's place. Names and weights of the parent stay as they are.

@@ -2,7 +2,7 @@
 
 To first order, closing head h of a layer adds to the loss
 
-    −(γ_h · ∂L/∂γ_h + s_h · ∂L/∂s_h)        linear gate, and beside a convolution (without s)
+    −(γ_h · ∂L/∂γ_h + s_h · ∂L/∂s_h)        linear gate, and beside a convolution (without s; γ of all channels)
     (1 − σ(λ_h)) · ∂L/∂σ_h                  sigmoid gate: its content map goes, the Gaussian stays
 
 Before each step all open heads are put in this order; the first few are closed in turn, and the one with the smallest
@@ -114,7 +114,7 @@ def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple
             p.requires_grad_(before)
     for (name, layer, gate, heads), slope in zip(gates, slopes, strict=True):
         rise = slope / gate.sigmoid() if layer.config.gate == "sigmoid" else -gate * slope
-        for head, value in zip(heads, rise.tolist(), strict=True):
+        for head, value in zip(heads, rise.view(len(heads), -1).sum(1).tolist(), strict=True):
             added[name, head] += value
     return added
 
@@ -144,7 +144,7 @@ def _without(layer: nn.Module, head: int) -> Iterator[None]:
     with torch.no_grad():
         for gate, heads in _gates(layer):
             if head in heads:
-                gate[heads.index(head)] = closed
+                gate.view(len(heads), -1)[heads.index(head)] = closed
         try:
             yield
         finally:

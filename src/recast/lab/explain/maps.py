@@ -116,7 +116,7 @@ def _beside(name: str, layer: AttentionBeside, x: Tensor, size: tuple[int, int])
     """Return the content map beside a convolution; of an output with more rows than its input, a query per pixel."""
     keys, w = (x.shape[-2], x.shape[-1]), layer.weights()
     counts = [min(count, most) for count, most in zip(size, keys, strict=True)]
-    pixels, gamma = query_pixels(x, *counts).flatten(2), _array(w.gamma)
+    pixels, gamma = query_pixels(x, *counts).flatten(2), _array(layer.gates()["gamma"])
 
     def maps_of(indices: Tensor) -> Tensor:
         maps = attention_map(x, pixels[:, :, indices.to(x.device), None], w)[0].float()
@@ -134,7 +134,7 @@ def _beside(name: str, layer: AttentionBeside, x: Tensor, size: tuple[int, int])
     grid = range(keys[0]), range(keys[1])
     if not gamma.any():
         text += "; closed: γ is 0, the map does not reach the output"
-    described = Layer(name, "maps", text, (1, 1), (), keys, grid, (at[0], at[1]), ("content",), (("γ", gamma),))
+    described = Layer(name, "maps", text, (1, 1), (), keys, grid, (at[0], at[1]), ("content",), (("max |γ|", gamma),))
     return described, _stored(maps_of, (counts[0], counts[1]), keys, MAX_NUMBERS // (keys[0] * keys[1]))
 
 

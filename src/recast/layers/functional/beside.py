@@ -1,6 +1,6 @@
 """Content attention beside a convolution, as pure functions: `by_formula` reads like the formula, `added` is fast.
 
-    y = conv(X) + γ · C X W_con        C = softmax(Q Kᵀ / √D)        Q = X_q W_qry,  K = X W_key
+    y = conv(X) + γ ⊙ (C X W_con)      C = softmax(Q Kᵀ / √D)        Q = X_q W_qry,  K = X W_key
 
 C is one map over the pixels of the input X, whatever the convolution's padding is: padding is never a key. X_q is the
 pixel of X under every pixel of the output (`query_pixels`). In the language of `recast.layers.functional`: the heads
@@ -45,7 +45,7 @@ class BesideWeights(NamedTuple):
     content: Tensor
     """W_con, (O, C/g): block-diagonal in the groups of the convolution."""
     gamma: Tensor
-    """γ, (1,)."""
+    """γ, (O,)."""
     groups: int = 1
 
 
@@ -74,9 +74,9 @@ def attention_map(x: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
 
 
 def by_formula(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
-    """Compute y + γ · C X W_con for the convolution's output y (B, O, I, J)."""
+    """Compute y + γ ⊙ (C X W_con) for the convolution's output y (B, O, I, J)."""
     attended = attention_map(x, queries, w)[:, 0] @ as_tokens(x) @ block_diagonal(w.content, w.groups).T
-    return y + w.gamma * attended.transpose(1, 2).unflatten(2, y.shape[2:])
+    return y + w.gamma[:, None, None] * attended.transpose(1, 2).unflatten(2, y.shape[2:])
 
 
 def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Attend) -> Tensor:
