@@ -125,11 +125,8 @@ def _plan(
     # a layer that has too many tokens stays a convolution, and must fit the denser map
     edits = [edit for edit in edits if edit.geometry is None or edit.name not in recast]
     unchanged = tuple(Left(name, reasons[name]) for name in convolutions if name in reasons)
-    failed = f"planned from one real pass in eval mode, the shape-only pass failed ({edited.failure})"
-    note = failed if edited.failure else ""
-    return Plan(
-        type(model).__name__, config, tuple(steps), unchanged, tuple(edits), before, after, note, pool, pool_cost, place
-    )
+    counted = before, after, edited.note
+    return Plan(type(model).__name__, config, tuple(steps), unchanged, tuple(edits), *counted, pool, pool_cost, place)
 
 
 def _too_large(steps: list[Step], explicit: Collection[str], max_tokens: int | None) -> dict[str, str]:
