@@ -55,9 +55,9 @@ def plan(
             detectors take them (`recast.tracing.examples`). Only its shapes matter.
         config: how a convolution becomes attention. Default: `RecastConfig()`.
         where: "last_stage" (the papers' choice: every convolution with more than one tap whose output has the smallest
-            size), "last_of_blocks" (of these, the last of each block), "last" (of these, the last), "all", "stage:N" (a
-            size of the maps, 0 the largest; -1 is the last), names, or globs. "none" keeps every convolution; it
-            requires `pool`. Default: "last_of_blocks" for gate="beside", else "last_stage".
+            size, of a part named `backbone` if there is one), "last_of_blocks" (of these, the last of each block),
+            "last" (of these, the last), "all", "stage:N" (a size of the maps, 0 the largest; -1 is the last), names, or
+            globs. "none" requires `pool`. Default: "last_of_blocks" for gate="beside", else "last_stage".
         max_tokens: layers with more tokens (padded pixels) stay convolutions; a layer that `where` names in full must
             not have more. None: any number.
         pool: replace the network's own pooling by attention.
