@@ -68,12 +68,13 @@ def main() -> None:
             return to_tensor(image.convert("RGB")).to(device)
 
     example = ([load(targets[0][0])],)  # a detector takes a list of images
-    plan = recast.plan(parent, example, where="backbone.*")
+    plan = recast.plan(parent, example)  # the last stage of the backbone
     print(plan)
     child = recast.recast_(copy.deepcopy(parent), plan)
     result = recast.verify(parent, child, example)
     print(result)
     assert result.ok()
+    recast.wake_(child, example)  # its maps depend on the image from the start
 
     optimizer = torch.optim.AdamW(recast.param_groups(child, lr=1e-4, weight_decay=1e-4))
     child.train()

@@ -88,6 +88,8 @@ def instantiate(name: str, dtype: torch.dtype = torch.float32) -> Instance:
             generator = torch.Generator().manual_seed(SEED)
             images = 2 if ":raft" in name else 1
             inputs = tuple(torch.randn(BATCH, channels, *size, generator=generator) for _ in range(images))
+            with torch.no_grad():
+                model(*inputs)  # `randomize_scales_` does not run a network without BatchNorm
             torch.manual_seed(SEED + 1)
             randomize_scales_(model, inputs)
             # in float32 until here: every dtype has the same weights and images

@@ -158,8 +158,8 @@ def _check_outputs(model: nn.Module, example: Example) -> None:
     outputs = run_example(model, example)
     if isinstance(outputs, list) and any(isinstance(output, Mapping) for output in outputs):
         raise RecastError(
-            f"{type(model).__name__} returns a varying number of boxes, which cannot be exported: export its backbone, "
-            "recast.export(model.backbone, images, 'backbone.onnx')"
+            f"{type(model).__name__} returns a varying number of boxes, which export does not write: export its "
+            "backbone, recast.export(model.backbone, images, 'backbone.onnx'), or torch.onnx.export(…, dynamo=False)"
         )
 
 

@@ -15,6 +15,7 @@ import csv
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -67,8 +68,8 @@ def write(rows: list[dict[str, str]]) -> None:
 
 
 def line_of(error: BaseException) -> str:
-    """Return the kind and the first line of an error."""
-    text = " ".join(str(error).split())
+    """Return the kind and the first line of an error, up to the settings of a recast layer."""
+    text = re.sub(r"\b(GPSA|AttentionBeside)\(.*", r"\1(…)", " ".join(str(error).split()))
     return f"{type(error).__name__}: {text}"[:200].rstrip(" :")
 
 

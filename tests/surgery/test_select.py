@@ -1,5 +1,6 @@
 """Selection by last stage, names, globs; too many tokens; and the messages when nothing matches."""
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -83,6 +84,7 @@ def test_a_downsampling_convolution_whose_kernels_do_not_overlap_is_taken_only_b
     ("where", "message"),
     [
         ("steem", "no convolution matches 'steem'.*Did you mean stem"),
+        ("last_of_block", "Did you mean last_of_blocks"),
         (["stem", "layer4.*"], "no convolution matches 'layer4"),
         ("m*", "matches no convolution that can become attention"),  # a glob does not take 1×1 convolutions
         ([], "^where is empty: expected last_stage"),
@@ -129,3 +131,18 @@ def test_a_convolution_on_regions_is_in_no_stage() -> None:
     assert step.calls == 1
     (region,) = plan(nn.Sequential(mask), torch.zeros(1, 4, 2, 2), where="all").steps
     assert step.after.macs == 24 * region.after.macs  # of all regions of the image
+
+
+@pytest.mark.parametrize("in_backbone", [True, False])
+def test_the_last_stage_of_a_detector_is_its_backbones(in_backbone: bool) -> None:
+    """The maps of the pyramid, or of the heads, are as small, or smaller."""
+    body = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, padding=1))
+    rest = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2, 1))
+    pyramid = InCode(lambda m, x: m.fpn(m.body(x)), body=body, fpn=rest)
+    stage, model = ["backbone.0", "backbone.1"], nn.Sequential(OrderedDict(backbone=body, rest=rest))
+    if in_backbone:
+        stage, model = ["backbone.body.0", "backbone.body.1"], nn.Sequential(OrderedDict(backbone=pyramid))
+    assert names("last_stage", model) == stage
+    others = {reason for name, reason in reasons("last_stage", model).items() if name not in stage}
+    assert others == {"outside the backbone (name it to recast it)"}
+    assert not {*stage} & {*names("stage:-1", model)}

@@ -56,7 +56,7 @@ def saved_bytes(module: nn.Module, x: Tensor) -> int:
 
 def test_calls_in_the_order_of_their_first_use() -> None:
     observed = observe(twice(), torch.zeros(2, 3, 8, 8), {"stem", "shared"})
-    assert not observed.failure
+    assert not observed.note
     assert list(observed.calls) == ["stem", "shared"]
     assert observed.calls["stem"] == [Call((2, 3, 8, 8), (2, 4, 8, 8))]
     assert observed.calls["shared"] == [Call((2, 4, 8, 8), (2, 4, 6, 6)), Call((2, 4, 4, 4), (2, 4, 2, 2))]

@@ -55,9 +55,9 @@ def plan(
             detectors take them (`recast.tracing.examples`). Only its shapes matter.
         config: how a convolution becomes attention. Default: `RecastConfig()`.
         where: "last_stage" (the papers' choice: every convolution with more than one tap whose output has the smallest
-            size), "last_of_blocks" (of these, the last of each block), "last" (of these, the last), "all", "stage:N" (a
-            size of the maps, 0 the largest; -1 is the last), names, or globs. "none" keeps every convolution; it
-            requires `pool`. Default: "last_of_blocks" for gate="beside", else "last_stage".
+            size, of a part named `backbone` if there is one), "last_of_blocks" (of these, the last of each block),
+            "last" (of these, the last), "all", "stage:N" (a size of the maps, 0 the largest; -1 is the last), names, or
+            globs. "none" requires `pool`. Default: "last_of_blocks" for gate="beside", else "last_stage".
         max_tokens: layers with more tokens (padded pixels) stay convolutions; a layer that `where` names in full must
             not have more. None: any number.
         pool: replace the network's own pooling by attention.
@@ -125,11 +125,8 @@ def _plan(
     # a layer that has too many tokens stays a convolution, and must fit the denser map
     edits = [edit for edit in edits if edit.geometry is None or edit.name not in recast]
     unchanged = tuple(Left(name, reasons[name]) for name in convolutions if name in reasons)
-    failed = f"planned from one real pass in eval mode, the shape-only pass failed ({edited.failure})"
-    note = failed if edited.failure else ""
-    return Plan(
-        type(model).__name__, config, tuple(steps), unchanged, tuple(edits), before, after, note, pool, pool_cost, place
-    )
+    counted = before, after, edited.note
+    return Plan(type(model).__name__, config, tuple(steps), unchanged, tuple(edits), *counted, pool, pool_cost, place)
 
 
 def _too_large(steps: list[Step], explicit: Collection[str], max_tokens: int | None) -> dict[str, str]:

@@ -156,6 +156,8 @@ def _wanted(
         if len(patterns) > 1 or patterns[0] not in LAST:
             return f"not selected by {', '.join(patterns)}"
         if name in sizes:
+            if name not in _in_backbone(sizes, takes):
+                return "outside the backbone (name it to recast it)"
             size, last = ("×".join(map(str, sizes[n])) for n in (name, next(iter(wanted))))
             same = LAST[patterns[0]] if _overlaps(convolutions[name]) else PATCHES
             return same if size == last else f"before the last stage ({size}; the last is {last})"
@@ -185,7 +187,7 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
     if not names:
         raise RecastError(
             f"no convolution matches {pattern!r}: expected last_of_blocks, last_stage, all, stage:N, or a layer's "
-            f"name or glob ({listed([*convolutions], 3)}).{suggest(pattern, convolutions)}"
+            f"name or glob ({listed([*convolutions], 3)}).{suggest(pattern, [*LAST, 'all', *convolutions])}"
         )
     return names
 
@@ -193,9 +195,16 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
 def _last_stage(sizes: Sizes, takes: dict[str, bool]) -> list[str]:
     if not sizes:
         raise RecastError("the model has no 2-d convolution with a kernel larger than 1×1 that the example reaches")
+    sizes = _in_backbone(sizes, takes)
     # if nothing in the very last stage can be recast (a mixture of kernels, say), the last stage where something can
     possible = [size for name, size in sizes.items() if takes[name]] or list(sizes.values())
     return [name for name, size in sizes.items() if size == min(possible, key=math.prod)]
+
+
+def _in_backbone(sizes: Sizes, takes: dict[str, bool]) -> Sizes:
+    """Return the sizes in the part named `backbone`, without a detector's pyramid; all, if there is none."""
+    inside = ({n: s for n, s in sizes.items() if part in f".{n}"} for part in (".backbone.body.", ".backbone."))
+    return next((part for part in inside if any(takes[name] for name in part)), sizes)
 
 
 def _last_of_blocks(model: nn.Module, stage: Sequence[str]) -> list[str]:
@@ -235,8 +244,6 @@ def _map_sizes(convolutions: Modules, observed: Observation) -> Sizes:
         if is_spatial(module)
     }
     whole = {name: [call for call in calls if call.input[0] == observed.batch] for name, calls in maps.items()}
-    sizes = {
-        name: [(call.output[2], call.output[3]) for call in calls]
-        for name, calls in (whole if any(whole.values()) else maps).items()
-    }
+    chosen = whole if any(whole.values()) else maps
+    sizes = {name: [(call.output[2], call.output[3]) for call in calls] for name, calls in chosen.items()}
     return {name: max(sizes[name], key=math.prod) for name in observed.calls if sizes.get(name)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.errors import RecastError, first_line
+from recast.errors import RecastError
 from recast.modes import data_of, in_eval
 from recast.tracing.cost import saved_sizes
 from recast.tracing.examples import Example, batch_of, check_not_lazy, run_example
@@ -46,8 +46,8 @@ class Observation:
     activation_bytes: int
     by_class: frozenset[str] = frozenset()
     """Layers that are called otherwise if they are of another class: the network asks for it (`isinstance`)."""
-    failure: str = ""
-    """Why fake tensors failed, where one real pass in eval mode was made instead."""
+    note: str = ""
+    """What follows for the costs if fake tensors failed, and one real pass in eval mode was made instead."""
 
 
 def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -87,20 +87,19 @@ def observe(
     log = logging.getLogger(FakeTensorMode.__module__)  # it prints what fails, with the whole traceback
     was_off, log.disabled = log.disabled, True
     try:
-        with torch.inference_mode(False):
+        with suppress(Exception), torch.inference_mode(False):  # whatever a model does that fake tensors cannot follow
             # outside the mode: tensors in places that are no parameter or buffer (a list of anchors) are copied as is
             subject = copy_with(model, mode.from_tensor)
-        with torch.inference_mode(False), mode:
-            fakes = tree_map_only(Tensor, mode.from_tensor, example)
-            return _run(subject, fakes, batch, names, edit)
-    except Exception as error:  # whatever a model does that fake tensors cannot follow
-        reason = error.__cause__ or error
+            with mode:
+                fakes = tree_map_only(Tensor, mode.from_tensor, example)
+                return _run(subject, fakes, batch, names, edit)
     finally:
         log.disabled = was_off
     with _all_trained(model):
         copied = edit or any(p.is_inference() for p in model.parameters())  # of those nothing is kept for a gradient
         observed = _run(copy_with(model, Tensor.clone) if copied else model, example, batch, names, edit)
-    return replace(observed, failure=f"{type(reason).__name__}: {first_line(reason)}")
+    note = "costs are those of this example: where sizes depend on its values (a detector's boxes), others differ"
+    return replace(observed, note=note)
 
 
 @contextmanager
