@@ -6,7 +6,7 @@
     python studies/beside.py odd_digit compare --out runs/beside --seeds 0 1 2    # after times
     python studies/beside.py odd_digit table --out runs/beside                    # writes results/beside*.csv
 
-The layer, `recast.AttentionBeside`: y = conv(x) + γ · C X W_con with C = softmax(QKᵀ/√D), put around convolutions of
+The layer, `recast.AttentionBeside`: y = conv(x) + γ ⊙ (C X W_con) with C = softmax(QKᵀ/√D), put around convolutions of
 the last stage; or the same layer after the stage (`beside="block"`), which reads the stage's output. The layer of the
 former default changes the middle head of a convolution, in every convolution of the last stage.
 

@@ -31,8 +31,7 @@ class AttentionBeside(Tuned, nn.Module):
     `conv` is the caller's own module: of any class, with its own parameters, hooks, padding and parametrisations. γ has
     a number for every channel of the output; where all are 0, as at the start, the output is bitwise that of `conv`.
     Keys are the pixels of the input X, X_q is the pixel under every pixel of the output (`layers.functional.beside`).
-    NCHW in, NCHW out, any height and width. In the terms of GPSA: the heads of the kernel's taps stay one-hot shifts,
-    and one more head has content and its own W_out.
+    NCHW in and out, any size. In GPSA's terms the taps' heads stay one-hot shifts, and one more has its own W_out.
 
     Parameters: those of `conv`, under `conv.`, `query` W_qry and `key` W_key (D, C), `content` W_con (O, C/g),
     block-diagonal in the groups of the convolution, and `gamma` γ (O,); the last four are None after `prune_`. A state
