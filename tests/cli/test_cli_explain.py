@@ -48,7 +48,7 @@ def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path
     data = data_of(run / "explain" / "images.html")
     assert data["pictures"][0]["size"] == [16, 16]
     for name in data["order"][:-1]:  # Grad-CAM has no gates
-        assert any(dict(map(tuple, data["layers"][name]["gates"]))["γ"])
+        assert any(dict(map(tuple, data["layers"][name]["gates"]))["max |γ|"])
     images = json.loads(cli("explain", run, "--json").out)["images"]
     assert len({image["label"] for image in images if image["name"].startswith("val:")}) == 4
     guess = "run,model,suite,dataset,metric,value,n,low,high\nrun,parent,clean,digits,top1,12,20,5,30\n"
