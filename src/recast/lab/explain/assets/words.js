@@ -76,7 +76,7 @@ const Words = (() => {
     if (isClasses) return range(shown, chosen);
     const values = maps[chosen];
     const words = capital(tapInWords(of, names, chosen));
-    const list = gates(of, chosen).map(([symbol, value]) => `${symbol} = ${number(value)}${symbol !== "γ" || value > 0 ? "" : value < 0 ? " (its content is subtracted)" : " (closed: its map does not reach the output)"}`).join(", ");
+    const list = gates(of, chosen).map(([symbol, value]) => `${symbol} = ${number(value)}${!symbol.includes("γ") || value > 0 ? "" : value < 0 ? " (its content is subtracted)" : " (closed: its map does not reach the output)"}`).join(", ");
     const about = `${words}${list ? `: ${list}` : ""}. `;
     if (!values) return `${about}This head has no content map.`;
     const top = largest(values, of.keys[1][2]);
