@@ -67,8 +67,10 @@ def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
     readme, supported = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/supported.md"))
     assert f"[{len(recipes())} recipes]" in readme
     assert f"| {len(recipes())} recipes:" in supported
-    with (ROOT / "results/beside_differences.csv").open(encoding="utf-8") as file:
-        results = list(csv.DictReader(file))
+    results: list[dict[str, str]] = []
+    for name in ("beside_differences.csv", "photographs_differences.csv"):
+        with (ROOT / "results" / name).open(encoding="utf-8") as file:
+            results += csv.DictReader(file)
     lines = [line.replace("−", "-") for line in readme.splitlines() if re.search(r"\| (beside|after)", line)]
     table = [line.strip("| ").split(" | ") for line in lines]
     assert len(table) >= 4
