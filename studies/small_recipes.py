@@ -26,10 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 from evidence.csv_files import append, read, write
-from price import RESULTS, columns, has_row, top1
-from torch import Tensor, nn
+from price import RESULTS, columns, correct, has_row, top1
 
-from recast.lab.data.datasets import ImageTensors
 from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.folder.records import Wakefulness
 from recast.lab.open import open_run
@@ -51,13 +49,6 @@ QUESTIONS = (
 )
 
 
-@torch.no_grad()
-def correct(model: nn.Module, images: ImageTensors, mean: Tensor, std: Tensor) -> Tensor:
-    """Return whether each image is classified correctly, (N,)."""
-    parts = images.pixels.split(250)
-    return torch.cat([model((part / 255 - mean) / std).argmax(1) for part in parts]) == images.labels
-
-
 def run(name: str, seed: int, out: Path) -> dict[str, Any]:
     """Train a recipe, or go on; return its row and store which test images were right."""
     folder = out / f"{name}_{seed}"
@@ -67,8 +58,10 @@ def run(name: str, seed: int, out: Path) -> dict[str, Any]:
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     opened = open_run(folder)
     model = opened.models["recast" if "recast" in opened.models else "finetuned"].eval()
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (opened.data.mean, opened.data.std))
-    hits, seen = (correct(model, part, mean, std) for part in (opened.data.val, opened.data.train))  # type: ignore[arg-type]
+    parts: Any = (opened.data.val, opened.data.train)
+    with torch.no_grad():
+        images = (opened.data.normalised(part.pixels, torch.device("cpu")) for part in parts)
+        hits, seen = (correct(model, pixels, part.labels) for pixels, part in zip(images, parts, strict=True))
     np.save(out / f"right_{name}_{seed}.npy", np.packbits(hits.numpy()))
     epochs = read_metrics(folder / "metrics.jsonl")
     awake = Wakefulness.of(epochs[-1]["layers"])

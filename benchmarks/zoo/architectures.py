@@ -17,7 +17,7 @@ from torchvision import models as torchvision_models
 from recast.errors import RecastError, suggest
 from recast.models.sources import create
 from recast.surgery.rules import is_convolution
-from recast.surgery.scales import randomize_scales_
+from recast.surgery.scales import batch_norms, randomize_scales_
 from recast.surgery.select import is_spatial
 
 SIZES = ((96, 128), (128, 160), (160, 192), (224, 224))
@@ -88,8 +88,9 @@ def instantiate(name: str, dtype: torch.dtype = torch.float32) -> Instance:
             generator = torch.Generator().manual_seed(SEED)
             images = 2 if ":raft" in name else 1
             inputs = tuple(torch.randn(BATCH, channels, *size, generator=generator) for _ in range(images))
-            with torch.no_grad():
-                model(*inputs)  # `randomize_scales_` does not run a network without BatchNorm
+            if not batch_norms(model):  # `randomize_scales_` does not run such a network
+                with torch.no_grad():
+                    model(*inputs)
             torch.manual_seed(SEED + 1)
             randomize_scales_(model, inputs)
             # in float32 until here: every dtype has the same weights and images

@@ -232,7 +232,7 @@ def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
     parent.register_buffer("count", torch.zeros(()))
     pooled, state = small(), torch.get_rng_state()
     planned = plan(parent, X, PAPERS)
-    assert planned.note
+    assert planned.note.startswith("costs are those of this example")
     plan(pooled, X, PAPERS, pool=PoolConfig("single"))
     assert torch.equal(torch.get_rng_state(), state)
     child = recast_(copy.deepcopy(parent), planned)

@@ -147,8 +147,8 @@ def _wanted(
     if not patterns:
         raise RecastError("where is empty: expected last_stage, all, stage:N, names or globs")
     sizes = _map_sizes(convolutions, observed)
+    inside = _in_backbone(sizes, takes)
     wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes, takes)}
-    explicit = wanted & set(patterns)
 
     def reason(name: str) -> str:
         if not is_spatial(convolutions[name]):
@@ -156,7 +156,7 @@ def _wanted(
         if len(patterns) > 1 or patterns[0] not in LAST:
             return f"not selected by {', '.join(patterns)}"
         if name in sizes:
-            if name not in _in_backbone(sizes, takes):
+            if name not in inside:
                 return "outside the backbone (name it to recast it)"
             size, last = ("×".join(map(str, sizes[n])) for n in (name, next(iter(wanted))))
             same = LAST[patterns[0]] if _overlaps(convolutions[name]) else PATCHES
@@ -166,8 +166,8 @@ def _wanted(
         is_map = len(observed.calls[name][0].output) == 4
         return "runs on regions of the image, in no stage" if is_map else "not a two-dimensional map"
 
-    taken = {name for name in wanted if name in explicit or is_spatial(convolutions[name])}
-    return explicit, {name: reason(name) for name in convolutions if name not in taken}
+    taken = {name for name in wanted if name in patterns or is_spatial(convolutions[name])}
+    return wanted & set(patterns), {name: reason(name) for name in convolutions if name not in taken}
 
 
 def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes, takes: dict[str, bool]) -> list[str]:
