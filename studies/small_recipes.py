@@ -8,7 +8,7 @@ results/small_recipes_differences.csv, the differences of `QUESTIONS` over the s
 arm that most recipes train is left out (--no-control): tcnn_cnn_small and prs_interpolation_300_0_small are that
 network. Spectra (Fig. 3) are studied with other runs (evidence, d).
 
-Stated before the first run. By the rule of every page (evidence/claims.py) a claim of these papers is about networks
+Stated before the first run. By the rule of every page (evidence/rule.py) a claim of these papers is about networks
 that have converged: below 95 % of the training images it is "too short", and with fewer than half of the heads awake in
 some run "asleep", whatever the difference. 20 to 30 epochs of 5,000 images are likely to be too short; the runs then
 say what a user of the recipe gets, and decide nothing about the papers.
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from evidence.csv_files import append, read, write
+from evidence.rule import ASLEEP, TOO_SHORT, TRAINED, is_awake
 from price import RESULTS, columns, correct, has_row, top1
 
 from recast.lab.evaluation.intervals import POINTS, interval
@@ -36,8 +37,6 @@ from recast.lab.training.metrics import read_metrics
 TCNN = ("tcnn_cnn", "tcnn_star_300", "tcnn_star_200", "tcnn_star_100", "tcnn_hybrid")
 PRS = ("prs_cmhsa3", "cmhsa3", "prs_reversed", "prs_cmhsa5", "cmhsa5")
 BETWEEN = tuple(f"prs_interpolation_{epochs}" for epochs in ("300_0", "250_50", "150_150", "50_250"))
-AWAKE_SHARE, TRAINED = 0.5, 95.0
-"""As in evidence/claims.py."""
 QUESTIONS = (
     ("T-CNN, Table 2: recast at 100 of 400 epochs beats the plain network", "tcnn_star_100", "tcnn_cnn"),
     ("T-CNN, Table 2: … beats the hybrid from scratch", "tcnn_star_100", "tcnn_hybrid"),
@@ -91,9 +90,9 @@ def differences(runs: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
             for name in (arm, against)
         )
         pairs = [of[name, seed] for seed in seeds for name in (arm, against)]
-        asleep = any(row["heads"] and int(row["awake"]) < AWAKE_SHARE * int(row["heads"]) for row in pairs)
+        asleep = any(row["heads"] and not is_awake(int(row["awake"]), int(row["heads"])) for row in pairs)
         short = any(float(row["train"]) < TRAINED for row in pairs)
-        verdict = "asleep" if asleep else "too short" if short else "see interval"
+        verdict = ASLEEP if asleep else TOO_SHORT if short else "see interval"
         row = {"question": question, "arm": arm, "against": against, "seeds": len(seeds), "verdict": verdict}
         rows.append(row | columns("difference", interval(100 * (ours - theirs), POINTS)))
     return rows

@@ -86,13 +86,13 @@ def test_the_claims_follow_from_the_other_tables(load: Any) -> None:
 
 def test_attention_slept_where_a_run_has_less_than_half_of_its_heads_awake(load: Any) -> None:
     """The same rule in every table: scores of the runs against the word in the rows of differences."""
-    claims = load("claims")
+    rule = load("rule")
     for part in ("evidence", "evidence_gpu"):
         scores = [row for row in read(f"{part}.csv") if row["heads"]]
         for row in read(f"{part}_differences.csv"):
             runs = [run for run in scores if (run["study"], run["arm"]) == (row["study"], row["arm"])]
             if runs:
-                awake = all(claims.is_awake(int(run["heads_awake"]), int(run["heads"])) for run in runs)
+                awake = all(rule.is_awake(int(run["heads_awake"]), int(run["heads"])) for run in runs)
                 assert row["attention"] == ("awake" if awake else "asleep"), row
 
 

@@ -3,7 +3,7 @@
 No study has the gate, layer, stride, optimizer and length of a paper's table together, so none confirms or refutes one:
 a claim holds here, does not hold here, or is not decidable. Each row names its setting.
 
-One rule for every page (evidence_claims.csv):
+One rule for every page (rule.py, evidence_claims.csv):
 - asleep: in some run of the arm fewer than AWAKE_SHARE of the heads were awake. A claim about attention: no verdict.
   Studies l, m and n had stated a tenth before their first run; the stricter rule takes back one verdict of theirs
   (n-converged-100, clean: -0.6).
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from csv_files import read, write
+from rule import ASLEEP, TOO_SHORT, TRAINED, UNDECIDED
 from studies import (
     FINE_TUNED,
     LATEST,
@@ -36,19 +37,10 @@ from studies import (
     studies,
 )
 
-AWAKE_SHARE = 0.5
-TRAINED = 95.0
-UNDECIDED = "not decidable"
-ASLEEP, TOO_SHORT = f"{UNDECIDED}: attention slept", f"{UNDECIDED}: too short"
 NUMBERS = ("runs", "difference", "low_95", "high_95", "detectable")
 RESULTS = Path(__file__).parents[2] / "results"
 
 Row = Mapping[str, Any]
-
-
-def is_awake(awake: float, heads: float) -> bool:
-    """Return True if a run with so many heads awake says something about attention."""
-    return awake >= AWAKE_SHARE * heads
 
 
 @dataclass(frozen=True)

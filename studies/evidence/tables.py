@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 from claims import RESULTS as RESULTS
-from claims import is_awake
 from measure import SEVERITIES
+from rule import is_awake
 from studies import Job, Study
 
 from recast.lab.evaluation.intervals import POINTS, interval
