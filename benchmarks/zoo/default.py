@@ -97,15 +97,17 @@ def examine(name: str) -> list[DefaultRow]:
     """Return the rows of an architecture: one for each place, or one that says why there is none."""
     if not spatial_convolutions(skeleton(name)):
         return [DefaultRow(name, "", "no spatial convolution")]
-    rows = []
+    rows, instance = [], None
     for place in PLACES:
         started, row = time.perf_counter(), DefaultRow(name, place, "failed")
         try:
-            instance = instantiate(name)
+            instance = instance or instantiate(name)
+            instance.model.recast_plan = None  # folded, it is the parent again
             row.size = "×".join(map(str, instance.size))
             fill(row, instance)
         except Exception as error:  # a row must say it, and the walk go on
             row.cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            instance = None
         row.seconds = round(time.perf_counter() - started, 1)
         rows.append(row)
     return rows
