@@ -362,8 +362,8 @@ def test_files_are_seen_at_the_size_and_norm_that_the_network_states(
     data = prepared.data
     assert [prepared.recipe.data.img_size, data.train[0][0].shape[-1], data.test_size] == [side] * 3
     assert data.train.augment == load_data(config.replace(img_size=side), digits_recipe().augmentation).train.augment
-    lines = ["(the network's;", "(the network's)"] if states_size else ["16x16 pixels (the files' own", "ImageNet's"]
-    assert all(line in prepared.pixels for line in lines)
+    stated, unstated = ("(the network's, of files with 16;", "(the network's)"), ("(the files' own", "ImageNet's")
+    assert all(line in prepared.pixels for line in (stated if states_size else unstated))
 
 
 def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Path) -> None:

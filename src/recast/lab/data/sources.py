@@ -22,7 +22,7 @@ from recast.lab.data.bands import TIFF
 from recast.lab.data.datasets import SIZED, ImageFiles, LabelledImages, RawData, SmallImages
 from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
-from recast.lab.data.images import bits_of, in_unit, opened
+from recast.lab.data.images import PHOTO, bits_of, in_unit, opened
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, choose_stratified, hold_out
@@ -125,8 +125,11 @@ class Data:
         states_224 = type(model).__module__.startswith("torchvision.")
         if "img_size" in self.given or not isinstance(self.train, ImageFiles) or states_224:
             return self, ""
-        size = max(defaults.size) if defaults else self.train.own_size()
+        own = self.train.own_size()
+        size = max(defaults.size) if defaults else own
         origin = "the network's" if defaults else "the files' own, as the network states none"
+        if size != own:
+            origin += f", of files with {own}" + " or more" * (own == PHOTO)
         val = self.val if "test_size" in self.given else self.val.resized(size, self.val.crop_pct)
         return replace(
             self, train=replace(self.train, img_size=size), val=val, img_size=size
