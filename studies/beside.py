@@ -102,7 +102,8 @@ AFTER = BASE | {"place": "block"}
 SWEEP: tuple[Setting, ...] = (
     {}, {"place": "block"}, {"query_key": "similar"}, {"query_key": "random"}, {"place": "second"},
     {"start": "zero", "gate_ratio": 10}, {"start": "random"}, {"query_key": "zero"}, {"start": "zero", "gate_ratio": 1},
-    {"place": "all"}, {"gate_ratio": 10}, {"gate_ratio": 150}, {"head_dim": 16}, {"head_dim": 64},
+    {"place": "all"}, {"place": "last block"}, {"place": "before last"},
+    {"gate_ratio": 10}, {"gate_ratio": 150}, {"head_dim": 16}, {"head_dim": 64},
     {"block": "non-local", "gate_ratio": 50}, {"block": "non-local", "gate_ratio": 1},
     {"block": "non-local", "gate_ratio": 10},
 )  # fmt: skip
@@ -215,6 +216,7 @@ def build(parent: nn.Module, setting: Setting, images: Tensor, seed: int) -> nn.
         config = recast.RecastConfig(beside="block", **choices)
         recast.recast_(model, recast.plan(parent, images[:2], config, max_tokens=None))
     placed = {"all": names, "second": [n for n in names if n.endswith("conv2")], "last": names[-1:]}
+    placed |= {"last block": names[-2:], "before last": names[-2:-1]}
     for name in placed.get(setting["place"], ()):
         layer = convert(stage.get_submodule(name), recast.RecastConfig(**choices))
         start(layer, setting)
