@@ -76,6 +76,7 @@ import torch
 from evidence.csv_files import append, read, write
 from evidence.images import crop_and_flip
 from evidence.images import read as read_images
+from evidence.measure import corrupted
 from price import CHOICES, RESULTS, columns, correct, has_row, macs_of, time_by_turns, top1
 from safetensors.torch import load_file
 from timm.layers import NonLocalAttn
@@ -86,7 +87,7 @@ import recast
 from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.digits import draw_classes
-from recast.lab.data.seeding import hold_out
+from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.evaluation.intervals import POINTS, interval
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import recast_layers
@@ -112,6 +113,8 @@ EPOCHS = price.EPOCHS | {"odd_photo": 10}
 LR = price.LR | {"odd_photo": 2e-3}
 BATCH = {"odd_photo": 32, "odd_digit": 64, "cifar": 128, "converged": 128}
 CANVASES = {"train": 8000, "dev": 2000, "test": 2000}
+TESTED = {"odd_photo": 2000, "odd_digit": 2000, "cifar": 5000, "converged": 5000, "corrupted": 1000}
+"""Test images. corrupted: the networks of converged, on 1,000 of its images in 15 corruptions."""
 NEW_QUESTION = ("odd_photo", "odd_digit")
 """Tasks with the parent's classes, whose answers mean something else: the classifier is new."""
 OURS = ("beside", "beside, equal seconds", "after the stage, equal seconds")
@@ -170,6 +173,15 @@ def load_photos(held_out: str, out: Path) -> tuple[nn.Module, Data]:
             torch.save((torch.cat([trunk(canvas) for canvas in canvases.split(50)]), answers), cache)
         data += torch.load(cache, weights_only=True)
     return LastStage(network), tuple(data)
+
+
+@torch.no_grad()
+def right_corrupted(model: nn.Module, out: Path) -> np.ndarray:
+    """Return whether each image is classified correctly in each corruption of ImageNet-C, (15, N)."""
+    _, test = read_images(Path(os.environ["RECAST_DATA"]) / "cifar10")
+    few = test.subset(choose_balanced(test.labels, TESTED["corrupted"], "the test images"))
+    kinds = corrupted(few, out / "corrupted").values()
+    return np.stack([correct(model, normalize(x.pixels / 255, *map(list, IMAGENET)), x.labels).numpy() for x in kinds])
 
 
 # --- networks and trainings -------------------------------------------------------------------------------------------
@@ -355,7 +367,19 @@ def compare(options: argparse.Namespace) -> None:
             hits = correct(model, *data[2:])
             np.save(out / "right" / f"{task}_{arm}_{seed}.npy", np.packbits(hits.numpy()))
             row = {"task": task, "arm": arm, "seed": seed, "epochs": f"{epochs:.2f}", "top1": top1(hits)}
-            append(path, row | {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, data[2][:64]))
+            row |= {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, data[2][:64])
+            append(path, row)
+            if task == "converged":
+                in_kinds = right_corrupted(model, out)
+                np.save(out / "right" / f"corrupted_{arm}_{seed}.npy", np.packbits(in_kinds))
+                append(path, row | {"task": "corrupted", "top1": f"{100 * in_kinds.mean():.2f}"})
+
+
+def stored(folder: Path, task: str, arm: str, seeds: list[str]) -> np.ndarray:
+    """Return the share of an image's versions that were classified correctly, (S, N): 0 or 1 but for corrupted ones."""
+    versions = 15 if task == "corrupted" else 1
+    right = [np.unpackbits(np.load(folder / f"{task}_{arm}_{seed}.npy")) for seed in seeds]
+    return np.stack(right)[:, : versions * TESTED[task]].reshape(len(seeds), versions, -1).mean(1)
 
 
 def table(options: argparse.Namespace) -> None:
@@ -372,14 +396,9 @@ def table(options: argparse.Namespace) -> None:
         seeds = [seed for seed in seeds if has_row(out / "compare.csv", task=task, arm=mine, seed=seed)]
         if len(seeds) < 2:
             continue
-        ours, theirs = (
-            np.stack([np.unpackbits(np.load(out / "right" / f"{task}_{name}_{seed}.npy")) for seed in seeds])
-            for name in (mine, arm)
-        )
-        count = 5000 if task in ("cifar", "converged") else 2000
-        difference = 100 * (ours[:, :count].astype(float) - theirs[:, :count])
+        ours, theirs = (stored(out / "right", task, name, seeds) for name in (mine, arm))
         row = {"task": task, "ours": mine, "arm": arm, "seeds": len(seeds)}
-        rows.append(row | columns("ours_minus_arm", interval(difference, POINTS)))
+        rows.append(row | columns("ours_minus_arm", interval(100 * (ours - theirs), POINTS)))
     if rows:
         write(RESULTS / "beside_differences.csv", rows)
 
