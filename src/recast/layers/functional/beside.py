@@ -95,10 +95,9 @@ def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Atten
         return y + times(kernel, gathered.transpose(1, 2)).reshape(y.shape).to(y.dtype)
     outputs, kernels = y.flatten(2), kernel.expand(y.shape[0], -1, -1)
     if is_channels_last(y):
-        outputs = torch.baddbmm(outputs.transpose(1, 2), gathered, kernels.transpose(1, 2)).transpose(1, 2)
-    else:
-        outputs = torch.baddbmm(outputs, kernels, gathered.transpose(1, 2))
-    return outputs.reshape(y.shape)
+        outputs = torch.baddbmm(outputs.transpose(1, 2), gathered, kernels.transpose(1, 2))
+        return outputs.unflatten(1, y.shape[2:]).permute(0, 3, 1, 2)  # strides of channels_last, of one image too
+    return torch.baddbmm(outputs, kernels, gathered.transpose(1, 2)).reshape(y.shape)
 
 
 def choose_attend(x: Tensor, y: Tensor, backend: str) -> Attend:
