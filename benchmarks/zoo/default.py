@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import recast
@@ -29,6 +29,7 @@ from recast.lab.folder.tables import read_records
 from recast.layers.beside import AttentionBeside
 from recast.tracing.examples import run_example
 from zoo.architectures import Instance, architectures, instantiate, skeleton, spatial_convolutions
+from zoo.rows import NOTHING
 
 PLACES = ("convolution", "block")
 
@@ -95,8 +96,9 @@ def fill(row: DefaultRow, instance: Instance) -> None:
 
 def examine(name: str) -> list[DefaultRow]:
     """Return the rows of an architecture: one for each place, or one that says why there is none."""
-    if not spatial_convolutions(skeleton(name)):
-        return [DefaultRow(name, "", "no spatial convolution")]
+    convolutions = spatial_convolutions(skeleton(name))
+    if not any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in convolutions):
+        return [DefaultRow(name, "", f"no {'two-dimensional' if convolutions else 'spatial'} convolution")]
     rows, instance = [], None
     for place in PLACES:
         started, row = time.perf_counter(), DefaultRow(name, place, "failed")
@@ -136,7 +138,7 @@ def main() -> int:
             gc.collect()
     for place, status in sorted(counts := Counter((row.place, row.status) for row in rows)):
         print(place or "no place", status, counts[place, status])
-    return 0 if all(row.status in ("exact", "refused", "no spatial convolution") for row in rows) else 1
+    return 0 if all(row.status in ("exact", "refused", *NOTHING) for row in rows) else 1
 
 
 if __name__ == "__main__":

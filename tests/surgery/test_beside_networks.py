@@ -267,3 +267,11 @@ def test_a_convolution_called_with_more_than_its_input() -> None:
     child: Any = recast_(copy.deepcopy(parent), plan(parent, X, where="all"))
     assert isinstance(child.scaled, AttentionBeside)
     assert recast.verify(parent, child, X, control=True).ok()
+
+
+def test_a_convolution_that_requires_more_than_its_input_stays() -> None:
+    """The operations of timm's CondConv2d cannot be counted from its input alone."""
+    planned = plan(timm.create_model("efficientnet_cc_b0_4e").eval(), X, where="all")
+    reasons = {each.name: each.reason for each in planned.left}
+    assert "is called with more than its input" in reasons["blocks.5.0.conv_dw"]
+    assert planned.steps

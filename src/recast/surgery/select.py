@@ -9,6 +9,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Sequence
+from inspect import getfullargspec
 from typing import Any
 
 from torch import nn
@@ -72,12 +73,11 @@ def select(
         asked = where if isinstance(where, str) else ", ".join(where)
         raise RecastError(f"the selection {asked} matches no convolution that can become attention")
     elsewhere = held_elsewhere(model, convolutions)
-    first = next(iter(observed.calls), None)
     layers: dict[str, RecastLayer] = {}
     for name in names:
         module = convolutions[name]
         result = adapted.get(name) or _layer_or_reason(name, model, module, observed, config, elsewhere.get(name))
-        if isinstance(result, RecastLayer) and name == first and not _overlaps(module):
+        if isinstance(result, RecastLayer) and name == next(iter(observed.calls), None) and not _overlaps(module):
             result = result if name in explicit or not is_spatial(module) else PATCHES
         if isinstance(result, RecastLayer):
             layers[name] = result
@@ -108,7 +108,8 @@ def _layer_or_reason(
         return "is treated by its class (isinstance(…, nn.Conv2d), a method), which the new layer does not have"
     if any(len(call.input) != 4 for call in calls):
         return f"got {calls[0].input}, expected (batch, C, H, W)"
-    if not is_beside and any(call.num_arguments > 1 for call in calls):
+    requires_more = len((spec := getfullargspec(module.forward)).args) - len(spec.defaults or ()) > 2  # self, input
+    if (requires_more or not is_beside) and any(call.num_arguments > 1 for call in calls):
         return "is called with more than its input (output_size?), which the new layer does not take"
     if not is_beside and shared:
         return f"shares its {shared}, and would stop doing so"
