@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import getfullargspec
 from typing import Any
 
 import torch
@@ -142,8 +143,9 @@ def refusal(module: nn.Module, config: RecastConfig) -> str | None:
         return str(reason)
     if any(parameter.is_complex() for parameter in module.parameters()):
         return f"{kind} has complex weights: attention is real"
-    if isinstance(config, BesideGate):
-        return None if axes_of(module) == 2 else _no_rule(module)
+    if isinstance(config, BesideGate) and axes_of(module) == 2:
+        needs = len((spec := getfullargspec(module.forward)).args) - len(spec.defaults or ())  # self, input
+        return f"{kind} requires more than its input" if needs > 2 else None
     rule = find_rule(module)
     return _no_rule(module) or _lost(module, type(module) if rule is None else rule[0])
 

@@ -9,7 +9,6 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Sequence
-from inspect import getfullargspec
 from typing import Any
 
 from torch import nn
@@ -108,8 +107,7 @@ def _layer_or_reason(
         return "is treated by its class (isinstance(…, nn.Conv2d), a method), which the new layer does not have"
     if any(len(call.input) != 4 for call in calls):
         return f"got {calls[0].input}, expected (batch, C, H, W)"
-    requires_more = len((spec := getfullargspec(module.forward)).args) - len(spec.defaults or ()) > 2  # self, input
-    if (requires_more or not is_beside) and any(call.num_arguments > 1 for call in calls):
+    if not is_beside and any(call.num_arguments > 1 for call in calls):
         return "is called with more than its input (output_size?), which the new layer does not take"
     if not is_beside and shared:
         return f"shares its {shared}, and would stop doing so"
