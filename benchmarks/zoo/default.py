@@ -11,7 +11,6 @@ the columns. Exit code 1 if a network is changed, or if no place can be recast t
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import sys
 import time
@@ -29,7 +28,7 @@ from recast.lab.folder.tables import read_records
 from recast.layers.beside import AttentionBeside
 from recast.tracing.examples import run_example
 from zoo.architectures import Instance, architectures, instantiate, skeleton, spatial_convolutions
-from zoo.rows import NOTHING
+from zoo.rows import NOTHING, append_row
 
 PLACES = ("convolution", "block")
 
@@ -75,7 +74,7 @@ def fill(row: DefaultRow, instance: Instance) -> None:
     except RecastError as error:
         row.status, row.cause = "refused", " ".join(str(error).split())[:300]
         return
-    row.layers, row.macs = len(planned.steps), planned.after.macs / max(1, planned.before.macs)
+    row.layers, row.macs = len(planned.steps), round(planned.after.macs / max(1, planned.before.macs), 4)
     recast.recast_(instance.model, planned)
     added = [m for m in instance.model.modules() if isinstance(m, AttentionBeside)]
     kinds = Counter(type(layer.conv).__name__ for layer in added)
@@ -123,18 +122,12 @@ def main() -> int:
     options = parser.parse_args()
     rows = read_records(options.out, DefaultRow) if options.out.exists() else []
     done = {row.model for row in rows}
-    with options.out.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        for name in architectures(options.patterns):
-            if name in done:
-                continue
+    for name in architectures(options.patterns):
+        if name not in done:
             for row in examine(name):
-                if not file.tell():
-                    writer.writerow(vars(row))
-                writer.writerow(f"{v:.4g}" if isinstance(v, float) else v for v in vars(row).values())
+                append_row(options.out, row)
                 rows.append(row)
                 print(row.model, row.place, row.status, row.cause, f"{row.seconds:.0f} s", file=sys.stderr, flush=True)
-            file.flush()
             gc.collect()
     for place, status in sorted(counts := Counter((row.place, row.status) for row in rows)):
         print(place or "no place", status, counts[place, status])

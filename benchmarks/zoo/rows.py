@@ -72,8 +72,8 @@ def write_zoo(path: str | Path, rows: Iterable[ZooRow]) -> None:
             append_row(temporary, row)
 
 
-def append_row(path: Path, row: ZooRow) -> None:
-    """Add a row to the table, with the column names before the first one."""
+def append_row(path: Path, row: object) -> None:
+    """Add a row, a dataclass, to the table, with the column names before the first one."""
     with path.open("a", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if not file.tell():

@@ -125,11 +125,11 @@ class Data:
         states_224 = type(model).__module__.startswith("torchvision.")
         if "img_size" in self.given or not isinstance(self.train, ImageFiles) or states_224:
             return self, ""
-        own = self.train.own_size()
-        size = max(defaults.size) if defaults else own
+        file_size = self.train.own_size()
+        size = max(defaults.size) if defaults else file_size
         origin = "the network's" if defaults else "the files' own, as the network states none"
-        if size != own:
-            origin += f", of files with {own}" + " or more" * (own == PHOTO)
+        if size != file_size:
+            origin += f", of files with {file_size}" + " or more" * (file_size == PHOTO)
         val = self.val if "test_size" in self.given else self.val.resized(size, self.val.crop_pct)
         return replace(
             self, train=replace(self.train, img_size=size), val=val, img_size=size
