@@ -275,3 +275,17 @@ def test_a_convolution_that_requires_more_than_its_input_stays() -> None:
     reasons = {each.name: each.reason for each in plan(network, X, where="all").left}
     assert reasons["blocks.5.0.conv_dw"] == "CondConv2d requires more than its input"
     assert all(type(network.get_submodule(step.name)) is nn.Conv2d for step in plan(network, X).steps)
+
+
+class Scaled(nn.Conv2d):
+    """Requires a keyword."""
+
+    def forward(self, x: Tensor, *, scale: float) -> Tensor:
+        return super().forward(scale * x)
+
+
+def test_a_convolution_that_requires_a_keyword_stays() -> None:
+    body = {"plain": nn.Conv2d(3, 8, 3, padding=1), "scaled": Scaled(8, 8, 3, padding=1)}
+    planned = plan(InCode(lambda m, x: m.scaled(m.plain(x), scale=0.5), **body).eval(), X, where="all")
+    assert [step.name for step in planned.steps] == ["plain"]
+    assert [left.reason for left in planned.left] == ["Scaled requires more than its input"]

@@ -362,7 +362,7 @@ def test_files_are_seen_at_the_size_and_norm_that_the_network_states(
     data = prepared.data
     assert [prepared.recipe.data.img_size, data.train[0][0].shape[-1], data.test_size] == [side] * 3
     assert data.train.augment == load_data(config.replace(img_size=side), digits_recipe().augmentation).train.augment
-    stated, unstated = ("(the network's, of files with 16;", "(the network's)"), ("(the files' own", "ImageNet's")
+    stated, unstated = ("(the network's; the files have 16;", "(the network's)"), ("(the files' own", "ImageNet's")
     assert all(line in prepared.pixels for line in (stated if states_size else unstated))
 
 

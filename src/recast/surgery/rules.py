@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import getfullargspec
+from inspect import signature
 from typing import Any
 
 import torch
@@ -144,8 +144,8 @@ def refusal(module: nn.Module, config: RecastConfig) -> str | None:
     if any(parameter.is_complex() for parameter in module.parameters()):
         return f"{kind} has complex weights: attention is real"
     if isinstance(config, BesideGate) and axes_of(module) == 2:
-        needs = len((spec := getfullargspec(module.forward)).args) - len(spec.defaults or ())  # self, input
-        return f"{kind} requires more than its input" if needs > 2 else None
+        needs = [p for p in signature(module.forward).parameters.values() if p.default is p.empty and str(p)[0] != "*"]
+        return f"{kind} requires more than its input" if len(needs) > 1 else None
     rule = find_rule(module)
     return _no_rule(module) or _lost(module, type(module) if rule is None else rule[0])
 

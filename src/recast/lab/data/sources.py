@@ -129,7 +129,7 @@ class Data:
         size = max(defaults.size) if defaults else file_size
         origin = "the network's" if defaults else "the files' own, as the network states none"
         if size != file_size:
-            origin += f", of files with {file_size}" + " or more" * (file_size == PHOTO)
+            origin += f"; the files have {file_size}" + " or more" * (file_size == PHOTO)
         val = self.val if "test_size" in self.given else self.val.resized(size, self.val.crop_pct)
         return replace(
             self, train=replace(self.train, img_size=size), val=val, img_size=size
