@@ -109,7 +109,8 @@ def open_gates(model: nn.Module, gaussian: int | None = None, content: int | Non
             continue
         layer.gamma[:content] = 0.2
         layer.key.normal_(std=0.02)
-        layer.spread[:gaussian] = 0.3
+        if layer.spread is not None:
+            layer.spread[:gaussian] = 0.3
     return model
 
 
