@@ -375,6 +375,25 @@ def test_what_cannot_decide_is_unclear(trained: int, facts: dict[str, Any], wort
     assert words in answer.sentence.replace("\xa0", " ")
 
 
+@pytest.mark.parametrize(
+    ("parent", "finetuned", "longer", "recast", "worth"),
+    [
+        (0.21, 0.23, 0.27, 0.24, "unclear"),  # seen twice, after 105 updates: 18 epochs gained 14 points
+        (0.23, 0.36, 0.38, 0.36, "no"),  # CIFAR-100
+        (0.42, 0.435, 0.444, 0.433, "no"),  # too little is gained to hide anything
+        (0.21, 0.23, 0.27, 0.30, "yes"),
+    ],
+)
+def test_a_no_needs_a_training_that_slows_down(
+    parent: float, finetuned: float, longer: float, recast: float, worth: str
+) -> None:
+    rights = {"recast": recast, "finetuned": finetuned, "longer": longer}
+    lines = [ArmLine(arm, arm, 100 * share) for arm, share in {"parent": parent, **rights}.items()]
+    answer = judge(table(rights, 2000), lines, None, FACTS)
+    assert answer.worth == worth
+    assert ("4.0 points more" in answer.sentence) == (worth == "unclear")
+
+
 def test_an_unsteady_clock_leaves_a_no_that_holds_at_equal_updates() -> None:
     for updates, time, ratios, worth in (
         (0.7, 0.7, (1.2, 1.5), "no"),

@@ -24,6 +24,8 @@ RATES = (2e-4, 1e-3, 5e-3)
 COLUMNS = ("arm", "top-1", "recast gains", "updates", "ms/step", "rate")
 ENOUGH_UPDATES, ENOUGH_EPOCHS = 100, 1
 """A trial decides nothing in which an arm had fewer."""
+BEGUN = 0.5
+"""Fine-tuning that gains this share of its first gain again when it lasts as long as recasting has only begun."""
 EARLY = 0.01
 """Probability, of 0.05, of a wrong interval in a look before the last seed."""
 CLOCK = 1.1
@@ -218,7 +220,7 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
     Returns:
         An `Answer`: the verdict on the gain at equal time (`Facts.decide`), but unclear if the trial could not show
         anything: too few updates or epochs, one seed, a clock that decides, no trained arm ahead of the network as it
-        is, heads asleep.
+        is, a no from a training that has only begun, heads asleep.
     """
     seeds, images = len(right["recast"]), len(right["recast"][0])
     sure = confidence(seeds, facts.seeds)
@@ -273,6 +275,12 @@ def _doubts(arms: Sequence[ArmLine], seeds: int, facts: Facts, worth: Worth) -> 
         doubts.append(
             f"the network as it is ({before:.1f}) is ahead of every trained arm (at most {best:.1f}); if it was "
             "trained on these images, take others"
+        )
+    first, later = top1["finetuned"] - before, top1["longer"] - top1["finetuned"]
+    if worth == "no" and later >= max(HIDDEN, BEGUN * first):
+        doubts.append(
+            f"the training has only begun: fine-tuning alone gains {later:.1f} points more when it lasts as long as "
+            f"recasting, after {first:.1f} before, so later gains cannot be foretold"
         )
     return doubts
 
