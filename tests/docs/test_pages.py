@@ -91,7 +91,14 @@ def test_the_cost_of_the_default_is_that_of_the_results() -> None:
     shown = [[list(map(int, re.findall(r"\d+(?= %)", cell))) for cell in line.split("|")[3:5]] for line in lines]
     with (ROOT / "results/beside_times.csv").open(encoding="utf-8") as file:
         rows = {(row["task"], row["arm"]): row for row in csv.DictReader(file)}
-    for task, cells in zip(("odd_digit", "cifar", "odd_photo"), shown, strict=True):
+    with (ROOT / "results/peers.csv").open(encoding="utf-8") as file:
+        peers = {tuple(row[name] for name in ("family", "pass", "arm")): row for row in csv.DictReader(file)}
+    for family, cells in zip(("resnet50t", "resnet26t"), shown[3:], strict=True):
+        for kind, numbers in zip(("training step", "inference"), cells, strict=True):
+            arms = "recast", "recast, after the blocks"
+            speeds = [float(peers[family, kind, arm]["relative_speed"]) for arm in arms]
+            assert numbers == [round(100 / speed - 100) for speed in speeds], (family, kind)
+    for task, cells in zip(("odd_digit", "cifar", "odd_photo"), shown[:3], strict=True):
         ours = ("beside, equal seconds" if task == "odd_photo" else "beside", "after the stage, equal seconds")
         for column, numbers in zip(("step", "inference_batch"), cells, strict=True):
             parent = float(rows[task, "fine-tuned, equal seconds"][column])
