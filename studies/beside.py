@@ -71,7 +71,7 @@ from typing import Any
 import numpy as np
 import price
 import torch
-from evidence.csv_files import append, has_row, read, write
+from evidence.csv_files import append, has_row, read
 from evidence.images import read as read_images
 from evidence.measure import corrupted
 from price import CHOICES, correct, groups_of, macs_of, top1
@@ -300,20 +300,14 @@ def arms(task: str) -> dict[str, Setting]:
 
 def times(options: argparse.Namespace) -> None:
     """Time a step and inference of every arm, by turns."""
-    task, calls, macs = options.task, {}, {}
+    task, timed = options.task, {}
     parent, data = load(task, "dev", options.out)
     first = [part[: price.BATCH[task]] for part in data[:2]]
     for arm, setting in arms(task).items():
-        if options.only and arm not in options.only:
-            continue
-        model = build(parent, setting, data[0], 0)
-        macs[arm] = macs_of(model, data[0])
-        calls[arm] = price.calls_of(model, groups_of(model, LR[task], setting), *first)
-    least = min(macs.values())
-    rows = [
-        {"task": task, "arm": arm, "macs": f"{macs[arm] / least:.3f}", **t} for arm, t in price.time_by_turns(calls, 21)
-    ]
-    write(options.out / f"times_{task}.csv", rows)
+        if not options.only or arm in options.only:
+            model = build(parent, setting, data[0], 0)
+            timed[arm] = model, groups_of(model, LR[task], setting), *first
+    price.write_times(options.out / f"times_{task}.csv", task, timed, rounds=21)
 
 
 def compare(options: argparse.Namespace) -> None:

@@ -59,7 +59,7 @@ import numpy as np
 import price
 import torch
 from beside import AFTER, NEW, LastStage, complete, evidence, photos
-from evidence.csv_files import append, has_row, read, write
+from evidence.csv_files import append, has_row, read
 from PIL import Image
 from price import correct, groups_of, macs_of, top1
 from timm.layers import SEModule
@@ -243,17 +243,13 @@ def train(model: nn.Module, data: Data, lr: float, updates: int, seed: int) -> f
 def times(options: argparse.Namespace) -> None:
     """Time a step and inference of every arm, by turns."""
     tail, data = load(options.task, "dev", options.out)
-    calls, macs = {}, {}
+    timed = {}
     for arm in ARMS:
         if (not options.only or arm in options.only) and arm != EQUAL_UPDATES:
             first = [part[:BATCH] for part in data[arm in FROM_PIXELS][:2]]
             model = build(arm, tail, first[0], 0)
-            macs[arm], calls[arm] = macs_of(model, first[0]), price.calls_of(model, groups(model, 1e-3), *first)
-    rows = [
-        {"task": options.task, "arm": arm, "macs": f"{macs[arm] / macs['fine-tuned']:.3f}", **ratios}
-        for arm, ratios in price.time_by_turns(calls, 7)
-    ]
-    write(options.out / f"times_{options.task}.csv", rows)
+            timed[arm] = model, groups(model, 1e-3), *first
+    price.write_times(options.out / f"times_{options.task}.csv", options.task, timed, "fine-tuned", 7)
 
 
 def updates_of(options: argparse.Namespace, arm: str) -> int:

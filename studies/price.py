@@ -363,21 +363,24 @@ def calls_of(
     return {"step": step, "inference_1": partial(infer, 1), "inference_batch": partial(infer, len(images))}
 
 
+def write_times(path: Path, task: str, arms: Mapping[str, tuple[Any, ...]], plain: str = "", rounds: int = 15) -> None:
+    """Time arms (network, groups, images, answers) by turns; multiply-adds are relative to `plain`, or to the least."""
+    macs = {arm: macs_of(parts[0], parts[2]) for arm, parts in arms.items()}
+    least, calls = macs.get(plain, min(macs.values())), {arm: calls_of(*parts) for arm, parts in arms.items()}
+    rows = [{"task": task, "arm": a, "macs": f"{macs[a] / least:.3f}", **t} for a, t in time_by_turns(calls, rounds)]
+    write(path, rows)
+
+
 def times(options: argparse.Namespace) -> None:
     """Time a step and inference of every arm, by turns."""
     task = options.task
     parent, data = load(task, "dev", options.out)
-    first, macs, calls = [part[: BATCH[task]] for part in data[:2]], {}, {}
+    first, timed = [part[: BATCH[task]] for part in data[:2]], {}
     for arm, setting in arms(task).items():
         setting = complete(task, setting)
         model = build(parent, setting, data[0], 0)
-        macs[arm] = macs_of(model, data[0])
-        calls[arm] = calls_of(model, groups_of(model, LR[task], setting), *first)
-    rows = [
-        {"task": task, "arm": arm, "macs": f"{macs[arm] / macs['parent']:.3f}", **ratios}
-        for arm, ratios in time_by_turns(calls)
-    ]
-    write(options.out / f"times_{task}.csv", rows)
+        timed[arm] = model, groups_of(model, LR[task], setting), *first
+    write_times(options.out / f"times_{task}.csv", task, timed, "parent")
 
 
 def rates(options: argparse.Namespace) -> None:
