@@ -65,33 +65,26 @@ import itertools
 import math
 import os
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import price
-import timm
 import torch
-from evidence.csv_files import append, read, write
-from evidence.images import crop_and_flip
+from evidence.csv_files import append, has_row, read
 from evidence.images import read as read_images
 from evidence.measure import corrupted
-from price import CHOICES, RESULTS, columns, correct, has_row, macs_of, time_by_turns, top1
-from safetensors.torch import load_file
+from price import CHOICES, correct, groups_of, macs_of, top1
 from timm.layers import NonLocalAttn
 from torch import Tensor, nn
-from torchvision.transforms.v2.functional import normalize
 
 import recast
 from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.digits import draw_classes
 from recast.lab.data.seeding import choose_balanced, hold_out
-from recast.lab.evaluation.intervals import POINTS, interval
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import recast_layers
-from recast.models.register import IMAGENET
 from recast.surgery.rules import convert
 
 Setting = dict[str, Any]
@@ -111,7 +104,6 @@ SWEEP: tuple[Setting, ...] = (
 SWEEP_EPOCHS = {"odd_photo": 6, "odd_digit": 10}
 EPOCHS = price.EPOCHS | {"odd_photo": 10}
 LR = price.LR | {"odd_photo": 2e-3}
-BATCH = {"odd_photo": 32, "odd_digit": 64, "cifar": 128, "converged": 128}
 CANVASES = {"train": 8000, "dev": 2000, "test": 2000}
 TESTED = {"odd_photo": 2000, "odd_digit": 2000, "cifar": 5000, "converged": 5000, "corrupted": 1000}
 """Test images. corrupted: the networks of converged, on 1,000 of its images in 15 corruptions."""
@@ -150,26 +142,28 @@ def draw_grids(photos: ImageTensors, count: int, seed: int) -> tuple[Tensor, Ten
     chosen = photos.pixels[order[(members.cumsum(0) - members)[classes] + drawn]]
     cells = torch.rand(count, 4, generator=generator).argsort(1)
     grid = torch.zeros(count, 4, 3, 32, 32)
-    grid[torch.arange(count)[:, None], cells[:, :3]] = normalize(chosen.float() / 255, *map(list, IMAGENET))
+    grid[torch.arange(count)[:, None], cells[:, :3]] = price.normalised(chosen)
     canvas = grid.unflatten(1, (2, 2)).permute(0, 3, 1, 4, 2, 5)  # N, channels, grid row, row, grid column, column
     return canvas.reshape(count, 3, 64, 64), answers
+
+
+def photos(part: str) -> ImageTensors:
+    """Return the images of CIFAR-10 to train on, the tenth of train.zip that is held out (dev), or the test images."""
+    images, test = read_images(Path(os.environ["RECAST_DATA"]) / "cifar10")
+    train, dev = map(images.subset, hold_out(images.labels, 0.1))
+    return {"train": train, "dev": dev, "test": test}[part]
 
 
 @torch.no_grad()
 def load_photos(held_out: str, out: Path) -> tuple[nn.Module, Data]:
     """Return the last stage of the parent, and features and answers, from disk or computed: to train on, and others."""
-    root = Path(os.environ["RECAST_DATA"])
-    network = timm.create_model("cifar_resnet20_a", num_classes=10).eval()
-    network.load_state_dict(load_file(root / "weights/cifar10_resnet20_akamaster.safetensors"))
-    photos, test = read_images(root / "cifar10")
-    train, dev = map(photos.subset, hold_out(photos.labels, 0.1))
+    network: Any = price.cifar10_network()
     trunk = nn.Sequential(network.conv1, network.bn1, network.act1, network.layer1, network.layer2)
     data: list[Tensor] = []
     for seed, part in enumerate(("train", held_out)):
         cache = out / f"features_{part}.pt"
         if not cache.exists():
-            pixels = {"train": train, "dev": dev, "test": test}[part]
-            canvases, answers = draw_grids(pixels, CANVASES[part], 100 + seed + (part == "test"))
+            canvases, answers = draw_grids(photos(part), CANVASES[part], 100 + seed + (part == "test"))
             torch.save((torch.cat([trunk(canvas) for canvas in canvases.split(50)]), answers), cache)
         data += torch.load(cache, weights_only=True)
     return LastStage(network), tuple(data)
@@ -178,10 +172,10 @@ def load_photos(held_out: str, out: Path) -> tuple[nn.Module, Data]:
 @torch.no_grad()
 def right_corrupted(model: nn.Module, out: Path) -> np.ndarray:
     """Return whether each image is classified correctly in each corruption of ImageNet-C, (15, N)."""
-    _, test = read_images(Path(os.environ["RECAST_DATA"]) / "cifar10")
+    test = photos("test")
     few = test.subset(choose_balanced(test.labels, TESTED["corrupted"], "the test images"))
     kinds = corrupted(few, out / "corrupted").values()
-    return np.stack([correct(model, normalize(x.pixels / 255, *map(list, IMAGENET)), x.labels).numpy() for x in kinds])
+    return np.stack([correct(model, price.normalised(x.pixels), x.labels).numpy() for x in kinds])
 
 
 # --- networks and trainings -------------------------------------------------------------------------------------------
@@ -210,17 +204,12 @@ def build(parent: nn.Module, setting: Setting, images: Tensor, seed: int) -> nn.
         new = build(parent, complete(NEW), images, seed)
         price.add_block(model, "non-local", (macs_of(new, images) - macs_of(parent, images)) / pixels, pixels)
         return model
-    if setting["block"]:
+    if setting["block"] or setting["content_heads"]:
         return price.build(parent, setting, images, seed)
     torch.manual_seed(seed)
     model = copy.deepcopy(parent)
     stage: Any = model.layer3
     names = [name for name, m in stage.named_modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
-    if setting["content_heads"]:
-        choices = {name: setting[name] for name in ("content_heads", "gaussian_heads", "project_values", "query_key")}
-        config = recast.RecastConfig("linear", **choices, head_dim=setting["head_dim"] or None)
-        where = [f"layer3.{name}" for name in names]
-        recast.recast_(model, recast.plan(parent, images[:2], config, where=where, max_tokens=None))
     if not setting["start"]:
         return model
     choices = {"head_dim": setting["head_dim"], "query_key": setting["query_key"]}
@@ -249,31 +238,6 @@ def start(layer: AttentionBeside, setting: Setting) -> None:
         nn.init.zeros_(layer.content)
         nn.init.ones_(layer.gamma)
         layer.gamma.requires_grad_(False)
-
-
-def groups_of(model: nn.Module, lr: float, setting: Setting) -> list[dict[str, Any]]:
-    """Return parameter groups. γ, or W_con where γ is fixed, learns as fast as gates, without decay."""
-    groups = price.groups_of(model, lr, setting)
-    beside = [layer for layer in model.modules() if isinstance(layer, AttentionBeside)]
-    gates = [layer.gamma if layer.gamma.requires_grad else layer.content for layer in beside]
-    known = {id(gate) for gate in gates}
-    for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) not in known]
-    return [*groups, {"name": "gates", "params": gates, "lr": lr * setting["gate_ratio"], "weight_decay": 0.0}]
-
-
-def fit(task: str, model: nn.Module, data: Data, setting: Setting, epochs: float, seed: int) -> float:
-    """Train as price.py does; return the seconds of the processor."""
-    batch, augment = BATCH[task], crop_and_flip if task in ("cifar", "converged") else None
-    updates = round(epochs * (len(data[0]) // batch))
-    warm_up = max(1, updates // 20)
-
-    def factor(step: int) -> float:
-        return min(1.0, (step + 1) / warm_up) * (0.5 + 0.5 * math.cos(math.pi * step / updates))
-
-    started, groups = time.process_time(), groups_of(model, LR[task], setting)
-    price.train(model, *data[:2], groups, updates, seed, batch, factor, 1e-5, augment=augment)
-    return time.process_time() - started
 
 
 @torch.no_grad()
@@ -307,7 +271,7 @@ def sweep(options: argparse.Namespace) -> None:
         if (options.only and varied not in options.only) or has_row(path, **labels):
             continue
         model = build(parent, setting, data[0], seed)
-        seconds = fit(task, model, data, setting, SWEEP_EPOCHS[task], seed)
+        seconds = price.train_on(task, model, data, setting, LR[task], SWEEP_EPOCHS[task], seed)
         result = {"top1": top1(correct(model, *data[2:])), "cpu_seconds": f"{seconds:.0f}"}
         append(path, labels | result | evidence(model, data[2][:64]))
 
@@ -336,18 +300,14 @@ def arms(task: str) -> dict[str, Setting]:
 
 def times(options: argparse.Namespace) -> None:
     """Time a step and inference of every arm, by turns."""
-    task, calls, macs = options.task, {}, {}
+    task, timed = options.task, {}
     parent, data = load(task, "dev", options.out)
-    first = [part[: BATCH[task]] for part in data[:2]]
+    first = [part[: price.BATCH[task]] for part in data[:2]]
     for arm, setting in arms(task).items():
-        if options.only and arm not in options.only:
-            continue
-        model = build(parent, setting, data[0], 0)
-        macs[arm] = macs_of(model, data[0])
-        calls[arm] = price.calls_of(model, groups_of(model, LR[task], setting), *first)
-    least = min(macs.values())
-    rows = [{"task": task, "arm": arm, "macs": f"{macs[arm] / least:.3f}", **t} for arm, t in time_by_turns(calls, 21)]
-    write(options.out / f"times_{task}.csv", rows)
+        if not options.only or arm in options.only:
+            model = build(parent, setting, data[0], 0)
+            timed[arm] = model, groups_of(model, LR[task], setting), *first
+    price.write_times(options.out / f"times_{task}.csv", task, timed, rounds=21)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -355,52 +315,36 @@ def compare(options: argparse.Namespace) -> None:
     task, out = options.task, options.out
     parent, data = load(task, "test", out)
     step = {row["arm"]: float(row["step"]) for row in read(out / f"times_{task}.csv")}
-    (out / "right").mkdir(exist_ok=True)
     path = out / "compare.csv"
-    for seed in options.seeds:
-        for arm, setting in arms(task).items():
-            if (options.only and arm not in options.only) or has_row(path, task=task, arm=arm, seed=seed):
-                continue
-            epochs = setting["epochs"] * (step[setting["as_long_as"]] / step[arm] if "as_long_as" in setting else 1)
-            model = build(parent, setting, data[0], seed)
-            seconds = fit(task, model, data, setting, epochs, seed)
-            hits = correct(model, *data[2:])
-            np.save(out / "right" / f"{task}_{arm}_{seed}.npy", np.packbits(hits.numpy()))
-            row = {"task": task, "arm": arm, "seed": seed, "epochs": f"{epochs:.2f}", "top1": top1(hits)}
-            row |= {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, data[2][:64])
-            append(path, row)
-            if task == "converged":
-                in_kinds = right_corrupted(model, out)
-                np.save(out / "right" / f"corrupted_{arm}_{seed}.npy", np.packbits(in_kinds))
-                append(path, row | {"task": "corrupted", "top1": f"{100 * in_kinds.mean():.2f}"})
-
-
-def stored(folder: Path, task: str, arm: str, seeds: list[str]) -> np.ndarray:
-    """Return the share of an image's versions that were classified correctly, (S, N): 0 or 1 but for corrupted ones."""
-    versions = 15 if task == "corrupted" else 1
-    right = [np.unpackbits(np.load(folder / f"{task}_{arm}_{seed}.npy")) for seed in seeds]
-    return np.stack(right)[:, : versions * TESTED[task]].reshape(len(seeds), versions, -1).mean(1)
+    for seed, arm in price.missing_runs(options, path, arms(task), task=task):
+        setting = arms(task)[arm]
+        epochs = setting["epochs"] * (step[setting["as_long_as"]] / step[arm] if "as_long_as" in setting else 1)
+        model = build(parent, setting, data[0], seed)
+        seconds = price.train_on(task, model, data, setting, LR[task], epochs, seed)
+        hits = correct(model, *data[2:])
+        price.store(out / "right" / f"{task}_{arm}_{seed}.npy", hits)
+        row = {"task": task, "arm": arm, "seed": seed, "epochs": f"{epochs:.2f}", "top1": top1(hits)}
+        row |= {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, data[2][:64])
+        append(path, row)
+        if task == "converged":
+            in_kinds = right_corrupted(model, out)
+            price.store(out / "right" / f"corrupted_{arm}_{seed}.npy", in_kinds)
+            append(path, row | {"task": "corrupted", "top1": f"{100 * in_kinds.mean():.2f}"})
 
 
 def table(options: argparse.Namespace) -> None:
     """Write results/beside*.csv: the sweep, step times, runs, and differences to our arms."""
-    out, rows = options.out, []
-    runs = read(out / "compare.csv")
+    out, runs = options.out, read(options.out / "compare.csv")
+
+    def right(task: str, arm: str, seeds: list[str]) -> np.ndarray:
+        """Return the share of an image's versions that were classified correctly, 0 or 1 but for corrupted ones."""
+        versions = 15 if task == "corrupted" else 1
+        each = price.stored(out / "right" / f"{task}_{arm}", seeds, versions * TESTED[task])
+        return each.reshape(len(seeds), versions, -1).mean(1)
+
     timed = [row for path in sorted(out.glob("times_*.csv")) for row in read(path)]
-    for name, source in {"_sweep": read(out / "sweep.csv"), "": runs, "_times": timed}.items():
-        if source:
-            write(RESULTS / f"beside{name}.csv", source)
-    pairs = dict.fromkeys((run["task"], run["arm"], ours) for run in runs for ours in OURS if run["arm"] != ours)
-    for task, arm, mine in pairs:
-        seeds = [run["seed"] for run in runs if (run["task"], run["arm"]) == (task, arm)]
-        seeds = [seed for seed in seeds if has_row(out / "compare.csv", task=task, arm=mine, seed=seed)]
-        if len(seeds) < 2:
-            continue
-        ours, theirs = (stored(out / "right", task, name, seeds) for name in (mine, arm))
-        row = {"task": task, "ours": mine, "arm": arm, "seeds": len(seeds)}
-        rows.append(row | columns("ours_minus_arm", interval(100 * (ours - theirs), POINTS)))
-    if rows:
-        write(RESULTS / "beside_differences.csv", rows)
+    tables = {"_sweep": read(out / "sweep.csv"), "": runs, "_times": timed}
+    price.write_tables("beside", tables | {"_differences": list(price.differences(runs, OURS, right))})
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from evidence.csv_files import append, read, write
+from evidence.csv_files import RESULTS, append, has_row, read, write
 from PIL import Image
-from price import RESULTS, has_row, top1
+from price import top1
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop, normalize
 

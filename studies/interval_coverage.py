@@ -41,8 +41,7 @@ from multiprocessing import Pool
 from typing import Any
 
 import numpy as np
-from evidence.csv_files import write
-from price import RESULTS
+from evidence.csv_files import RESULTS, write
 from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
 
 from recast.lab.evaluation.class_metrics import ranked

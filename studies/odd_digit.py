@@ -6,8 +6,8 @@
 Columns: arm, metric, then the value of every seed, and mean, low_95 and high_95 over seeds and images (of a single run
 over its images). Arms: parent, finetuned, recast, on clean, attacked and corrupted images; `recast − finetuned`,
 paired by seed; and the recast network, without further training, with uniform content maps (W_key = 0: a global mean)
-and without content (γ = 0), on clean images; `heads awake` of 4. odd_digit_nine.csv is of the former default, nine
-heads with Gaussians and 5 epochs.
+and without content (γ = 0), on clean images; `heads awake`. odd_digit.csv is of the former default, one wide head (4 in
+all), odd_digit_nine.csv of the one before it, nine heads with Gaussians and 5 epochs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evidence.csv_files import write
-from price import RESULTS
+from evidence.csv_files import RESULTS, write
+from price import correct
 
 import recast
 from recast.lab.config.text import load_recipe
@@ -47,9 +47,7 @@ def ablated(run: Path) -> dict[str, ImageValues]:
         model = recast.load(run / "weights.safetensors", parent=build(recipe.model, num_classes=len(data.classes)))
         for layer in gated_layers(model).values():
             getattr(layer, parameter).zero_()
-        model.eval()
-        answers = torch.cat([model(part).argmax(1) for part in images.split(250)])
-        scores[f"recast, {name}"] = ImageValues(100 * (answers == labels).double().numpy(), True)
+        scores[f"recast, {name}"] = ImageValues(100 * correct(model, images, labels).double().numpy(), True)
     return scores
 
 

@@ -51,23 +51,17 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib
-import math
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 import beside
 import numpy as np
 import price
-import timm
 import torch
-from beside import AFTER, NEW, LastStage, complete, evidence, groups_of
-from evidence.csv_files import append, read, write
-from evidence.images import read as read_images
+from beside import AFTER, NEW, LastStage, complete, evidence, photos
+from evidence.csv_files import append, has_row, read
 from PIL import Image
-from price import RESULTS, columns, correct, has_row, macs_of, time_by_turns, top1
-from safetensors.torch import load_file
+from price import correct, groups_of, macs_of, top1
 from timm.layers import SEModule
 from timm.layers.bottleneck_attn import BottleneckAttn
 from timm.layers.cbam import CbamModule
@@ -75,12 +69,9 @@ from timm.models.convnext import ConvNeXt
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.transforms.v2.functional import normalize
 
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.digits import draw_classes
-from recast.lab.data.seeding import hold_out
-from recast.lab.evaluation.intervals import POINTS, interval
 from recast.models.register import IMAGENET
 
 Data = tuple[Tensor, ...]
@@ -172,10 +163,7 @@ def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor
 
 def drawn(task: str, part: str) -> tuple[Tensor, Tensor]:
     """Return the canvases and answers of a part: train, dev or test."""
-    train, test = read_images(Path(os.environ["RECAST_DATA"]) / "cifar10")
-    kept, held_out = map(train.subset, hold_out(train.labels, 0.1))
-    photos = {"train": kept, "dev": held_out, "test": test}[part]
-    return draw(task, photos, COUNTS[part], 700 + 10 * TASKS.index(task) + list(COUNTS).index(part))
+    return draw(task, photos(part), COUNTS[part], 700 + 10 * TASKS.index(task) + list(COUNTS).index(part))
 
 
 def folder(options: argparse.Namespace) -> None:
@@ -193,15 +181,13 @@ def folder(options: argparse.Namespace) -> None:
 @torch.no_grad()
 def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, dict[bool, Data]]:
     """Return the blocks to train and, from features and from pixels (True), inputs and answers: to train on, others."""
-    network: Any = timm.create_model("cifar_resnet20_a", num_classes=10).eval()
-    weights = Path(os.environ["RECAST_DATA"]) / "weights/cifar10_resnet20_akamaster.safetensors"
-    network.load_state_dict(load_file(weights))
+    network: Any = price.cifar10_network()
     trunk = nn.Sequential(network.conv1, network.bn1, network.act1, network.layer1, network.layer2)
     trunk.extend(network.layer3[:-BLOCKS])
     data: dict[bool, list[Tensor]] = {False: [], True: []}
     for part in ("train", held_out):
         pixels, answers = drawn(task, part)
-        images, cache = normalize(pixels.float() / 255, *map(list, IMAGENET)), out / f"{task}_{part}.pt"
+        images, cache = price.normalised(pixels), out / f"{task}_{part}.pt"
         if not cache.exists():
             torch.save(torch.cat([trunk(canvases) for canvases in images.split(50)]), cache)
         data[False] += [torch.load(cache, weights_only=True), answers]
@@ -246,14 +232,9 @@ def groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
     return groups_of(model, lr, {"gate_ratio": 50, "qk_ratio": 1})
 
 
-def train(model: nn.Module, data: Data, lr: float, updates: int, seed: int) -> None:
-    """Train by AdamW and a cosine."""
-    warm_up = max(1, updates // 20)
-
-    def factor(step: int) -> float:
-        return min(1.0, (step + 1) / warm_up) * (0.5 + 0.5 * math.cos(math.pi * step / updates))
-
-    price.train(model, *data[:2], groups(model, lr), updates, seed, BATCH, factor, 1e-5)
+def train(model: nn.Module, data: Data, lr: float, updates: int, seed: int) -> float:
+    """Train by AdamW and a cosine; return the seconds of the processor."""
+    return price.train(model, *data[:2], groups(model, lr), updates, seed, BATCH, price.cosine(updates), 1e-5)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -262,17 +243,13 @@ def train(model: nn.Module, data: Data, lr: float, updates: int, seed: int) -> N
 def times(options: argparse.Namespace) -> None:
     """Time a step and inference of every arm, by turns."""
     tail, data = load(options.task, "dev", options.out)
-    calls, macs = {}, {}
+    timed = {}
     for arm in ARMS:
         if (not options.only or arm in options.only) and arm != EQUAL_UPDATES:
             first = [part[:BATCH] for part in data[arm in FROM_PIXELS][:2]]
             model = build(arm, tail, first[0], 0)
-            macs[arm], calls[arm] = macs_of(model, first[0]), price.calls_of(model, groups(model, 1e-3), *first)
-    rows = [
-        {"task": options.task, "arm": arm, "macs": f"{macs[arm] / macs['fine-tuned']:.3f}", **ratios}
-        for arm, ratios in time_by_turns(calls, 7)
-    ]
-    write(options.out / f"times_{options.task}.csv", rows)
+            timed[arm] = model, groups(model, 1e-3), *first
+    price.write_times(options.out / f"times_{options.task}.csv", options.task, timed, "fine-tuned", 7)
 
 
 def updates_of(options: argparse.Namespace, arm: str) -> int:
@@ -300,46 +277,28 @@ def compare(options: argparse.Namespace) -> None:
     """Train the arms that the table lacks; store which test canvases were right."""
     task, path = options.task, options.out / "compare.csv"
     tail, data = load(task, "test", options.out)
-    (options.out / "right").mkdir(exist_ok=True)
-    for seed in options.seeds:
-        for arm in options.only or ARMS:
-            if has_row(path, task=task, arm=arm, seed=seed):
-                continue
-            tried = [row for row in read(options.out / "rates.csv") if row["task"] == task]
-            tried = [row for row in tried if row["arm"] == arm.replace(EQUAL_UPDATES, "fine-tuned")]
-            lr = float(max(tried, key=lambda row: float(row["top1"]))["lr"])
-            inputs, updates = data[arm in FROM_PIXELS], updates_of(options, arm)
-            model = build(arm, tail, inputs[0][:BATCH], seed)
-            started = time.process_time()
-            train(model, inputs, lr, updates, seed)
-            seconds, hits = time.process_time() - started, correct(model, *inputs[2:])
-            np.save(options.out / "right" / f"{task}_{arm}_{seed}.npy", np.packbits(hits.numpy()))
-            row = {"task": task, "arm": arm, "seed": seed, "lr": lr, "updates": updates, "top1": top1(hits)}
-            append(path, row | {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, inputs[2][:64]))
+    for seed, arm in price.missing_runs(options, path, ARMS, task=task):
+        tried = [row for row in read(options.out / "rates.csv") if row["task"] == task]
+        tried = [row for row in tried if row["arm"] == arm.replace(EQUAL_UPDATES, "fine-tuned")]
+        lr = float(max(tried, key=lambda row: float(row["top1"]))["lr"])
+        inputs, updates = data[arm in FROM_PIXELS], updates_of(options, arm)
+        model = build(arm, tail, inputs[0][:BATCH], seed)
+        seconds, hits = train(model, inputs, lr, updates, seed), correct(model, *inputs[2:])
+        price.store(options.out / "right" / f"{task}_{arm}_{seed}.npy", hits)
+        row = {"task": task, "arm": arm, "seed": seed, "lr": lr, "updates": updates, "top1": top1(hits)}
+        append(path, row | {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, inputs[2][:64]))
 
 
 def table(options: argparse.Namespace) -> None:
     """Write results/photographs*.csv of all tasks: runs, step times, rates, and differences to our arms."""
-    out, rows = options.out, []
-    runs = read(out / "compare.csv")
+    out, runs = options.out, read(options.out / "compare.csv")
+
+    def right(task: str, arm: str, seeds: list[str]) -> np.ndarray:
+        return price.stored(out / "right" / f"{task}_{arm}", seeds, COUNTS["test"])
+
     timed = [row for path in sorted(out.glob("times_*.csv")) for row in read(path)]
-    for name, source in {"": runs, "_times": timed, "_rates": read(out / "rates.csv")}.items():
-        if source:
-            write(RESULTS / f"photographs{name}.csv", source)
-    pairs = [(run["task"], ours, run["arm"]) for run in runs for ours in OURS if run["arm"] != ours]
-    for task, mine, arm in dict.fromkeys(pairs):
-        seeds = [run["seed"] for run in runs if (run["task"], run["arm"]) == (task, arm)]
-        seeds = [seed for seed in seeds if has_row(out / "compare.csv", task=task, arm=mine, seed=seed)]
-        if seeds:
-            ours, theirs = (
-                np.stack([np.unpackbits(np.load(out / "right" / f"{task}_{name}_{seed}.npy")) for seed in seeds])
-                for name in (mine, arm)
-            )
-            difference = 100 * (ours[:, : COUNTS["test"]].astype(float) - theirs[:, : COUNTS["test"]])
-            row = {"task": task, "ours": mine, "arm": arm, "seeds": len(seeds)}
-            rows.append(row | columns("ours_minus_arm", interval(difference, POINTS)))
-    if rows:
-        write(RESULTS / "photographs_differences.csv", rows)
+    tables = {"": runs, "_times": timed, "_rates": read(out / "rates.csv")}
+    price.write_tables("photographs", tables | {"_differences": list(price.differences(runs, OURS, right, least=1))})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@
     RECAST_DATA=DIR python studies/price.py converged compare --out runs/price --seeds 0 1 2    # after times of cifar
 
 sweep: content heads × width × Gaussians × W_val × rates × start, on held-out images: canvases of 300 digits of the
-training part (odd_digit), a tenth of train.zip (cifar). It fixes the defaults; no test image is read.
+training part (odd_digit), a tenth of train.zip (cifar). It fixed the defaults of that time; no test image is read.
 
 times: seconds of a training step and of inference of every arm, by turns, one thread.
 
@@ -19,9 +19,9 @@ converged: the CIFAR-10 ResNet-20 as published (91.9 %), trained further on imag
 more updates should bring nothing; every arm at 1e-4, T-CNN's rate. Network and times are those of cifar.
 
 compare, on test images, stated before they were read. Arms (`arms`): the parent; fine-tuned for as many updates as one
-wide head; fine-tuned for as many seconds, by the measured step times; nine heads, the former default, for as many
-seconds; one wide head, the new default; and, added after the last stage and started at zero, a 1×1 block of the new
-default's multiply-adds, timm's non-local block, its global context. One parent; seeds change the order of images and
+wide head; fine-tuned for as many seconds, by the measured step times; nine heads, the default then, for as many
+seconds; one wide head, the default after them; and, added after the last stage and started at zero, a 1×1 block of one
+wide head's multiply-adds, timm's non-local block, its global context. One parent; seeds change the order of images and
 new parameters. A difference to one wide head is shown if 0 is outside its 95 % interval over
 seeds and images (`recast.lab.evaluation.intervals`). The smallest visible effect is the one that this shows with 80 %
 probability.
@@ -31,12 +31,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import math
 import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from evidence.csv_files import append, read, write
+from evidence.csv_files import RESULTS, append, has_row, read, write
 from evidence.images import crop_and_flip
 from evidence.images import read as read_images
 from safetensors.torch import load_file
@@ -61,18 +62,19 @@ from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_dig
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.evaluation.intervals import POINTS, Interval, interval
 from recast.lab.folder.records import Wakefulness
+from recast.layers.beside import AttentionBeside
 from recast.models.register import IMAGENET
 from recast.tracing.cost import count_parameters
 
-RESULTS = Path(__file__).parents[1] / "results"
 ONE = {"content_heads": 1, "gaussian_heads": "none", "head_dim": 32, "gate_ratio": 50}
 NARROW = {"content_heads": "all", "gaussian_heads": "all"}
 CHOICES = "block content_heads gaussian_heads head_dim project_values query_key gate_ratio qk_ratio epochs".split()
 START = {"odd_digit": "zero", "cifar": "images", "converged": "images"}
-"""Task → start of queries and keys, the former default of its recipe."""
+"""Task → start of queries and keys in nine heads, as its recipe had it."""
 EPOCHS = {"odd_digit": 10, "cifar": 5, "converged": 6}
 LR = {"odd_digit": 2e-3, "cifar": 5e-3, "converged": 1e-4}
 """Task → learning rate of the sweep, and of the comparison if no other was tried."""
+BATCH = {"odd_photo": 32, "odd_digit": 64, "cifar": 128, "converged": 128}
 RATES = (5e-3, 2e-2, 1e-3)
 
 
@@ -138,8 +140,20 @@ def cifar(folder: Path, held_out: str) -> tuple[Tensor, ...]:
         train, dev = map(train.subset, hold_out(train.labels, 0.1))
         train = train.subset(choose_balanced(train.labels, 9000, "the training part"))
         evaluated = dev if held_out == "dev" else evaluated
-    images = [normalize(part.pixels.float() / 255, *map(list, IMAGENET)) for part in (train, evaluated)]
-    return images[0], train.labels, images[1], evaluated.labels
+    return normalised(train.pixels), train.labels, normalised(evaluated.pixels), evaluated.labels
+
+
+def normalised(pixels: Tensor) -> Tensor:
+    """Return pixels of 0 to 255 as the networks of CIFAR take them."""
+    return normalize(pixels.float() / 255, *map(list, IMAGENET))
+
+
+def cifar10_network() -> nn.Module:
+    """Return the ResNet-20 of CIFAR-10 as published (91.9 %)."""
+    network = timm.create_model("cifar_resnet20_a", num_classes=10).eval()
+    weights = Path(os.environ["RECAST_DATA"]) / "weights/cifar10_resnet20_akamaster.safetensors"
+    network.load_state_dict(load_file(weights))
+    return network
 
 
 class Residual(nn.Sequential):
@@ -172,8 +186,9 @@ def build(parent: nn.Module, setting: dict[str, Any], images: Tensor, seed: int)
     model = copy.deepcopy(parent)
     if setting["content_heads"]:
         names = ("content_heads", "gaussian_heads", "project_values", "query_key")
-        config = recast.RecastConfig(**{n: setting[n] for n in names}, head_dim=setting["head_dim"] or None)
-        recast.recast_(model, recast.plan(parent, images[:2], config))
+        choices = {name: setting[name] for name in names}
+        config = recast.RecastConfig("linear", **choices, head_dim=setting["head_dim"] or None)
+        recast.recast_(model, recast.plan(parent, images[:2], config, max_tokens=None))
         if config.query_key == "images":
             recast.wake_(model, images[:256], seed=seed)
     elif setting["block"]:
@@ -196,14 +211,20 @@ def macs_of(model: nn.Module, images: Tensor) -> float:
 
 
 def groups_of(model: nn.Module, lr: float, setting: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return parameter groups. The non-local block's normalisation, which starts at zero, learns as fast as gates."""
+    """Return parameter groups. A non-local block's normalisation, and W_con if γ is fixed, learn as fast as gates."""
     ratio, qk_ratio = setting["gate_ratio"], setting["qk_ratio"]
     groups = recast.param_groups(model, lr=lr, gate_lr=lr * ratio, qk_lr=lr * qk_ratio, weight_decay=0.05)
-    for norm in (block.norm.weight for block in model.modules() if isinstance(block, NonLocalAttn)):
-        for group in groups:
-            group["params"] = [p for p in group["params"] if p is not norm]
-        groups.append({"name": "gates", "params": [norm], "lr": lr * ratio, "weight_decay": 0.0})
-    return groups
+    gates = [block.norm.weight for block in model.modules() if isinstance(block, NonLocalAttn)]
+    gates += [m.content for m in model.modules() if isinstance(m, AttentionBeside) and not m.gamma.requires_grad]
+    for group in groups:
+        group["params"] = [p for p in group["params"] if all(p is not gate for gate in gates)]
+    return [*groups, {"name": "gates", "params": gates, "lr": lr * ratio, "weight_decay": 0.0}]
+
+
+def cosine(updates: int) -> Callable[[int], float]:
+    """Return the share of the rate at an update: a cosine after a twentieth of warm-up."""
+    warm_up = max(1, updates // 20)
+    return lambda step: min(1.0, (step + 1) / warm_up) * (0.5 + 0.5 * math.cos(math.pi * step / updates))
 
 
 def train(
@@ -218,9 +239,9 @@ def train(
     floor: float = 0.0,
     loss: Any = F.cross_entropy,
     augment: Any = None,
-) -> None:
-    """Train by AdamW at the groups' rates times `factor(step)`, at least `floor`."""
-    generator = torch.Generator().manual_seed(seed)
+) -> float:
+    """Train by AdamW at the groups' rates times `factor(step)`, at least `floor`; return seconds of the processor."""
+    started, generator = time.process_time(), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(groups)
     rates = [group["lr"] for group in optimizer.param_groups]
     per_epoch = len(images) // batch
@@ -236,20 +257,17 @@ def train(
         loss(model(x), targets[index]).backward()
         optimizer.step()
     model.eval()
+    return time.process_time() - started
 
 
 def train_on(
     task: str, model: nn.Module, data: tuple[Tensor, ...], setting: dict[str, Any], lr: float, epochs: float, seed: int
-) -> None:
-    """Train by a cosine to 1e-5 after a twentieth of warm-up; photographs are cropped and flipped."""
-    batch, augment = (64, None) if task == "odd_digit" else (128, crop_and_flip)
+) -> float:
+    """Train by a cosine to 1e-5; images of CIFAR are cropped and flipped. Return the seconds of the processor."""
+    batch, augment = BATCH[task], crop_and_flip if task in ("cifar", "converged") else None
     updates = round(epochs * (len(data[0]) // batch))
-    warm_up = max(1, updates // 20)
-
-    def factor(step: int) -> float:
-        return min(1.0, (step + 1) / warm_up) * (0.5 + 0.5 * math.cos(math.pi * step / updates))
-
-    train(model, *data[:2], groups_of(model, lr, setting), updates, seed, batch, factor, 1e-5, augment=augment)
+    groups = groups_of(model, lr, setting)
+    return train(model, *data[:2], groups, updates, seed, batch, cosine(updates), 1e-5, augment=augment)
 
 
 @torch.no_grad()
@@ -275,19 +293,12 @@ def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, tuple[Tensor, 
             torch.save(parent.state_dict(), weights)
         parent.load_state_dict(torch.load(weights, weights_only=True))
     else:
-        root = Path(os.environ["RECAST_DATA"])
-        data = cifar(root / ("cifar10" if task == "converged" else "cifar100"), held_out)
-        parent = timm.create_model("cifar_resnet20_a", num_classes=10)
-        parent.load_state_dict(load_file(root / "weights/cifar10_resnet20_akamaster.safetensors"))
+        folder = "cifar10" if task == "converged" else "cifar100"
+        data, parent = cifar(Path(os.environ["RECAST_DATA"]) / folder, held_out), cifar10_network()
         if task == "cifar":
             torch.manual_seed(0)
             parent.reset_classifier(100)
     return parent.eval(), data
-
-
-def has_row(path: Path, **labels: Any) -> bool:
-    """Return True if the table has a row with these labels."""
-    return any(all(row[name] == str(value) for name, value in labels.items()) for row in read(path))
 
 
 def sweep(options: argparse.Namespace) -> None:
@@ -352,22 +363,24 @@ def calls_of(
     return {"step": step, "inference_1": partial(infer, 1), "inference_batch": partial(infer, len(images))}
 
 
+def write_times(path: Path, task: str, arms: Mapping[str, tuple[Any, ...]], plain: str = "", rounds: int = 15) -> None:
+    """Time arms (network, groups, images, answers) by turns; multiply-adds are relative to `plain`, or to the least."""
+    macs = {arm: macs_of(parts[0], parts[2]) for arm, parts in arms.items()}
+    least, calls = macs.get(plain, min(macs.values())), {arm: calls_of(*parts) for arm, parts in arms.items()}
+    rows = [{"task": task, "arm": a, "macs": f"{macs[a] / least:.3f}", **t} for a, t in time_by_turns(calls, rounds)]
+    write(path, rows)
+
+
 def times(options: argparse.Namespace) -> None:
     """Time a step and inference of every arm, by turns."""
     task = options.task
     parent, data = load(task, "dev", options.out)
-    batch = 64 if task == "odd_digit" else 128
-    macs, calls = {}, {}
+    first, timed = [part[: BATCH[task]] for part in data[:2]], {}
     for arm, setting in arms(task).items():
         setting = complete(task, setting)
         model = build(parent, setting, data[0], 0)
-        macs[arm] = macs_of(model, data[0])
-        calls[arm] = calls_of(model, groups_of(model, LR[task], setting), data[0][:batch], data[1][:batch])
-    rows = [
-        {"task": task, "arm": arm, "macs": f"{macs[arm] / macs['parent']:.3f}", **ratios}
-        for arm, ratios in time_by_turns(calls)
-    ]
-    write(options.out / f"times_{task}.csv", rows)
+        timed[arm] = model, groups_of(model, LR[task], setting), *first
+    write_times(options.out / f"times_{task}.csv", task, timed, "parent")
 
 
 def rates(options: argparse.Namespace) -> None:
@@ -393,13 +406,23 @@ def best_rate(task: str, out: Path, arm: str) -> float:
 
 
 def missing_runs(
-    options: argparse.Namespace, path: Path, arms: dict[str, dict[str, Any]]
-) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield seed, arm and setting of every run that the table lacks."""
-    for seed in options.seeds:
-        for arm, setting in arms.items():
-            if (not options.only or arm in options.only) and not has_row(path, arm=arm, seed=seed):
-                yield seed, arm, setting
+    options: argparse.Namespace, path: Path, arms: Iterable[str], **labels: str
+) -> Iterator[tuple[int, str]]:
+    """Yield seed and arm of every run that the table lacks."""
+    for seed, arm in itertools.product(options.seeds, arms):
+        if (not options.only or arm in options.only) and not has_row(path, arm=arm, seed=seed, **labels):
+            yield seed, arm
+
+
+def store(path: Path, right: Tensor | np.ndarray) -> None:
+    """Store which images were classified correctly, a bit for each."""
+    path.parent.mkdir(exist_ok=True)
+    np.save(path, np.packbits(np.asarray(right)))
+
+
+def stored(prefix: Path, seeds: Iterable[str], count: int) -> np.ndarray:
+    """Return 1 for each of `count` images that was classified correctly, else 0: (seeds, images)."""
+    return np.stack([np.unpackbits(np.load(f"{prefix}_{seed}.npy"))[:count] for seed in seeds]).astype(float)
 
 
 def awake_heads(model: nn.Module, images: Tensor) -> str:
@@ -413,9 +436,9 @@ def compare(options: argparse.Namespace) -> None:
     task, out = options.task, options.out
     parent, data = load(task, "test", out)
     cost = {row["arm"]: float(row["step"]) for row in read(out / f"times_{task.replace('converged', 'cifar')}.csv")}
-    (out / "right").mkdir(exist_ok=True)
     path = out / f"compare_{task}.csv"
-    for seed, arm, setting in missing_runs(options, path, arms(task)):
+    for seed, arm in missing_runs(options, path, arms(task)):
+        setting = arms(task)[arm]
         epochs = setting["epochs"]
         if as_long_as := setting.get("as_long_as"):
             epochs *= cost[as_long_as] / cost[arm]
@@ -423,7 +446,7 @@ def compare(options: argparse.Namespace) -> None:
         model, lr = build(parent, setting, data[0], seed), best_rate(task, out, arm)
         train_on(task, model, data, setting, lr, epochs, seed)
         hits = correct(model, *data[2:])
-        np.save(out / "right" / f"{task}_{arm}_{seed}.npy", np.packbits(hits.numpy()))
+        store(out / "right" / f"{task}_{arm}_{seed}.npy", hits)
         row = {"task": task, "arm": arm, "seed": seed, "lr": lr, "epochs": f"{epochs:.2f}", "top1": top1(hits)}
         append(path, row | {"awake": awake_heads(model, data[2][:64])})
 
@@ -432,6 +455,29 @@ def columns(name: str, line: Interval) -> dict[str, str]:
     """Return a difference, its 95 % interval, and the smallest one that is shown with 80 % probability."""
     values = {name: line.mean, "low_95": line.low, "high_95": line.high, "smallest_visible": line.detectable}
     return {name: f"{value:.2f}" for name, value in values.items()}
+
+
+def differences(
+    runs: Sequence[Mapping[str, str]],
+    ours: Iterable[str],
+    right: Callable[[str, str, list[str]], np.ndarray],
+    least: int = 2,
+) -> Iterator[dict[str, Any]]:
+    """Yield our arms less every other arm of a task, if they share `least` seeds. `right`: which images (S, N)."""
+    for task, mine, arm in dict.fromkeys((run["task"], mine, run["arm"]) for run in runs for mine in ours):
+        seeds_of = {name: [r["seed"] for r in runs if (r["task"], r["arm"]) == (task, name)] for name in (mine, arm)}
+        seeds = [seed for seed in seeds_of[arm] if seed in seeds_of[mine]]
+        if mine != arm and len(seeds) >= least:
+            points = 100 * (right(task, mine, seeds) - right(task, arm, seeds))
+            row = {"task": task, "ours": mine, "arm": arm, "seeds": len(seeds)}
+            yield row | columns("ours_minus_arm", interval(points, POINTS))
+
+
+def write_tables(name: str, tables: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """Write results/NAME{part}.csv of every part that has rows."""
+    for part, rows in tables.items():
+        if rows:
+            write(RESULTS / f"{name}{part}.csv", rows)
 
 
 def table(options: argparse.Namespace) -> None:
@@ -443,17 +489,11 @@ def table(options: argparse.Namespace) -> None:
             (RESULTS / name).write_text(source.read_text())
     runs, rows = read(out / f"compare_{task}.csv"), []
 
-    def hits(arm: str) -> dict[str, np.ndarray[Any, Any]]:
-        files = {run["seed"]: out / "right" / f"{task}_{arm}_{run['seed']}.npy" for run in runs if run["arm"] == arm}
-        return {seed: np.unpackbits(np.load(file)).astype(float) for seed, file in files.items()}
-
     count = 2000 if task == "odd_digit" else 5000
-    ours = hits("one wide head")
+    ours = [run["seed"] for run in runs if run["arm"] == "one wide head"]
     for arm in dict.fromkeys(run["arm"] for run in runs):
         arm_runs = [run for run in runs if run["arm"] == arm]
-        theirs = hits(arm)
-        shared = [seed for seed in ours if seed in theirs]
-        difference = 100 * np.stack([(ours[seed] - theirs[seed])[:count] for seed in shared])
+        shared = [seed for seed in ours if seed in [run["seed"] for run in arm_runs]]
         seeds = len(shared)
         row = {"task": task, "arm": arm, "seeds": seeds, "lr": arm_runs[0]["lr"], "epochs": arm_runs[0]["epochs"]}
         row |= {"top1": f"{statistics.mean(float(run['top1']) for run in arm_runs):.2f}"}
@@ -461,10 +501,10 @@ def table(options: argparse.Namespace) -> None:
         row |= {"awake": " ".join(run["awake"] for run in arm_runs)}
         row |= dict.fromkeys(("one_wide_head_minus_arm", "low_95", "high_95", "smallest_visible"), "")
         if seeds > 1 and arm != "one wide head":
-            row |= columns("one_wide_head_minus_arm", interval(difference, POINTS))
+            both = (stored(out / "right" / f"{task}_{name}", shared, count) for name in ("one wide head", arm))
+            row |= columns("one_wide_head_minus_arm", interval(100 * np.subtract(*both), POINTS))
         rows.append(row)
-    if rows:
-        write(RESULTS / f"price_compare_{task}.csv", rows)
+    write_tables("price", {f"_compare_{task}": rows})
 
 
 def main(description: str, tasks: Sequence[str], parts: Mapping[str, Callable[[argparse.Namespace], None]]) -> None:

@@ -33,12 +33,11 @@ import beside
 import numpy as np
 import price
 import torch
-from beside import AFTER, NEW, complete, groups_of
-from evidence.csv_files import append, read, write
-from price import NARROW, ONE, RESULTS, columns
+from beside import AFTER, NEW, complete
+from evidence.csv_files import RESULTS, append, read, write
+from price import NARROW, ONE, columns, groups_of
 from torch import Tensor, nn
 
-import recast
 from recast.lab.data import load_data
 from recast.lab.data.digits import read_digits
 from recast.lab.evaluation.intervals import interval
@@ -92,8 +91,6 @@ def build(parent: nn.Module, setting: dict[str, Any], images: Tensor, seed: int)
     """Return the parent with its trunk's last stage recast, or a block after it."""
     model = copy.deepcopy(parent)
     model.trunk = beside.build(parent.trunk, setting, images, seed)
-    if setting["query_key"] == "images":
-        recast.wake_(model, images[:256], seed=seed)
     return model
 
 
@@ -165,7 +162,8 @@ def compare(options: argparse.Namespace) -> None:
     parent, data = load("test", out)
     step = {row["arm"]: float(row["step"]) for row in read(out / "times.csv")}
     (out / "counts").mkdir(exist_ok=True)
-    for seed, arm, setting in price.missing_runs(options, path, ARMS):
+    for seed, arm in price.missing_runs(options, path, ARMS):
+        setting = ARMS[arm]
         share = step[setting["as_long_as"]] / step[arm] if "as_long_as" in setting else 1
         updates = round(setting.get("epochs", EPOCHS) * (len(data[0]) // BATCH) * share)
         setting = complete(setting)

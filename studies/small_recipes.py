@@ -23,11 +23,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from evidence.csv_files import append, read, write
+from evidence.csv_files import RESULTS, append, has_row, read, write
 from evidence.rule import ASLEEP, TOO_SHORT, TRAINED, is_awake
-from price import RESULTS, columns, correct, has_row, top1
+from price import columns, correct, store, stored, top1
 
 from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.folder.records import Wakefulness
@@ -61,21 +60,12 @@ def run(name: str, seed: int, out: Path) -> dict[str, Any]:
     with torch.no_grad():
         images = (opened.data.normalised(part.pixels, torch.device("cpu")) for part in parts)
         hits, seen = (correct(model, pixels, part.labels) for pixels, part in zip(images, parts, strict=True))
-    np.save(out / f"right_{name}_{seed}.npy", np.packbits(hits.numpy()))
+    store(out / f"right_{name}_{seed}.npy", hits)
     epochs = read_metrics(folder / "metrics.jsonl")
     awake = Wakefulness.of(epochs[-1]["layers"])
-    row = {
-        "recipe": f"{name}_small",
-        "seed": seed,
-        "epochs": epochs[-1]["epoch"],
-        "top1": top1(hits),
-        "train": top1(seen),
-    }
-    return row | {
-        "heads": awake.heads if awake else "",
-        "awake": awake.awake if awake else "",
-        "seconds": f"{seconds:.0f}",
-    }
+    row = {"recipe": f"{name}_small", "seed": seed, "epochs": epochs[-1]["epoch"], "top1": top1(hits)}
+    row |= {"train": top1(seen), "heads": awake.heads if awake else "", "awake": awake.awake if awake else ""}
+    return row | {"seconds": f"{seconds:.0f}"}
 
 
 def differences(runs: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
@@ -85,10 +75,7 @@ def differences(runs: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
         seeds = [seed for name, seed in of if name == arm and (against, seed) in of]
         if len(seeds) < 2:
             continue
-        ours, theirs = (
-            np.stack([np.unpackbits(np.load(out / f"right_{name}_{seed}.npy"))[:2500] for seed in seeds]).astype(float)
-            for name in (arm, against)
-        )
+        ours, theirs = (stored(out / f"right_{name}", seeds, 2500) for name in (arm, against))
         pairs = [of[name, seed] for seed in seeds for name in (arm, against)]
         asleep = any(row["heads"] and not is_awake(int(row["awake"]), int(row["heads"])) for row in pairs)
         short = any(float(row["train"]) < TRAINED for row in pairs)

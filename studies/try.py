@@ -29,8 +29,7 @@ from typing import Any
 
 import timm
 import torch
-from evidence.csv_files import read, write
-from price import RESULTS
+from evidence.csv_files import RESULTS, read, write
 from safetensors.torch import load_file
 from torch import Tensor, nn
 

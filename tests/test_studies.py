@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 from recast.lab.data.datasets import ImageTensors
+from recast.tracing.cost import count_parameters
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -173,11 +175,32 @@ def test_the_rows_without_the_stride_are_those_of_the_results() -> None:
             assert any(are_of(row, NUMBERS, interval) for row in rows), interval
 
 
-@pytest.mark.parametrize("task", ["odd", "twice", "more", "first"])
-def test_a_canvas_of_photographs_has_the_answer_that_it_shows(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A script of studies/ by name, out of the way of others of that name."""
     monkeypatch.syspath_prepend(str(ROOT / "studies"))  # type: ignore[no-untyped-call]
     before = set(sys.modules)
-    photographs = importlib.import_module("photographs")
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", "") or "").startswith(str(ROOT / "studies")):
+            del sys.modules[name]
+
+
+def test_every_arm_can_be_built(study: Any) -> None:
+    """Their settings are older than the default gate, which does not take all of them."""
+    price, beside = study("price"), study("beside")
+    parent, images = timm.create_model("cifar_resnet20_a", num_classes=10), torch.randn(4, 3, 32, 32)
+    for setting in price.arms("cifar").values():
+        price.build(parent, price.complete("cifar", setting), images, 0)
+    built = {arm: beside.build(parent, setting, images, 0) for arm, setting in beside.arms("cifar").items()}
+    assert len({count_parameters(model) for model in built.values()}) == 7  # of eight networks, two of the same size
+
+
+@pytest.mark.parametrize("task", ["odd", "twice", "more", "first"])
+def test_a_canvas_of_photographs_has_the_answer_that_it_shows(
+    task: str, study: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photographs = study("photographs")
     monkeypatch.setattr(photographs, "altered", lambda pictures, _generator: pictures)
     labels = torch.arange(200) % 10
     pixels = torch.stack([labels, torch.arange(200)], 1).byte()[:, [0, 1, 1], None, None].repeat(1, 1, 32, 32)
@@ -196,9 +219,6 @@ def test_a_canvas_of_photographs_has_the_answer_that_it_shows(task: str, monkeyp
             assert len(set(shown)) == len(shown)
             assert len(counts) == 2
             assert (counts[answer], len(shown)) == ((1, 3) if task == "odd" else (4, 7))
-    for name in set(sys.modules) - before:
-        if (getattr(sys.modules[name], "__file__", "") or "").startswith(str(ROOT / "studies")):
-            del sys.modules[name]
 
 
 def test_no_study_hides_a_package() -> None:

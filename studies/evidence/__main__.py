@@ -22,10 +22,10 @@ from pathlib import Path
 
 from archives import pack, unpack
 from claims import all_claims
-from csv_files import read, write
+from csv_files import RESULTS, read, write
 from run import Setup, load_images, run_all
 from studies import Job, Study, studies
-from tables import RESULTS, differences, updated
+from tables import differences, updated
 
 
 def parse() -> argparse.Namespace:

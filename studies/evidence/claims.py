@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from csv_files import read, write
+from csv_files import RESULTS, read, write
 from rule import ASLEEP, TOO_SHORT, TRAINED, UNDECIDED
 from studies import (
     FINE_TUNED,
@@ -38,7 +38,6 @@ from studies import (
 )
 
 NUMBERS = ("runs", "difference", "low_95", "high_95", "detectable")
-RESULTS = Path(__file__).parents[2] / "results"
 
 Row = Mapping[str, Any]
 
@@ -82,7 +81,6 @@ LARGER = ("size 40", "size 48")
 ROBUST = ("noise", "corruptions", "fgsm@1", "fgsm@2", "pgd@1")
 T_CNN, PRS = "T-CNN (d'Ascoli et al. 2021)", "PRS (Lee et al. 2022)"
 PATCHCONVNET = "PatchConvNet (Touvron et al. 2021), Table 5"
-POOL_BEATS = "attention pooling beats the average"
 AWAKE = ("recast, images", "recast, images, rates as fine-tuned")
 CONVERGED = "[bilmn]-con*"
 """b-controls, and the studies of a parent that has converged: i, l, m, n."""

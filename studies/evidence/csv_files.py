@@ -9,6 +9,8 @@ from typing import Any
 
 from recast.lab.folder.tables import write_rows
 
+RESULTS = Path(__file__).parents[2] / "results"
+
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file, [] if it is missing."""
@@ -22,6 +24,11 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write the file and print its path."""
     write_rows(path, list(rows[0]), [[*row.values()] for row in rows])
     print(path)
+
+
+def has_row(path: Path, **labels: Any) -> bool:
+    """Return True if the table has a row with these labels."""
+    return any(all(row[name] == str(value) for name, value in labels.items()) for row in read(path))
 
 
 def append(path: Path, row: dict[str, Any]) -> None:

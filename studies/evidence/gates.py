@@ -9,9 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
-from csv_files import write
+from csv_files import RESULTS, write
 from safetensors.torch import load_file
-from tables import RESULTS
 from torch import sigmoid
 
 from recast.layers.functional.operands import softplus

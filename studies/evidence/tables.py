@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from claims import RESULTS as RESULTS
 from measure import SEVERITIES
 from rule import is_awake
 from studies import Job, Study

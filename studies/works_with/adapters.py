@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from tools import Case, Cell, tool
+from tools import Case, Cell, relative, tool
 from torch import nn
 
 import recast
@@ -31,7 +31,7 @@ def by_peft(case: Case, **options: Any) -> Cell:
     adapted = opened(get_peft_model(copy.deepcopy(case.model), LoraConfig(r=4, target_modules=names, **options)))
     with torch.no_grad():
         before = adapted(case.images)
-        error = float((adapted.merge_and_unload()(case.images) - before).abs().max() / before.abs().max())
+        error = relative(adapted.merge_and_unload()(case.images), before)
     frozen = "attention is frozen like the rest of the network: `modules_to_save` trains it"
     return Cell("exact" if error < 1e-4 else "wrong", error, frozen * (case.layer != "parent"))
 
@@ -71,6 +71,5 @@ def lycoris(case: Case) -> Cell:
         before = model(case.images)
         adapters.restore()
         adapters.merge_to(1.0)
-        after = model(case.images)
-    error = float((after - before).abs().max() / before.abs().max())
+        error = relative(model(case.images), before)
     return Cell("exact" if error < 1e-4 else "wrong", error, f"{len(adapters.loras)} adapters")

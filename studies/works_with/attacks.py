@@ -6,11 +6,10 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from tools import Case, Cell, tool
+from tools import LABELS, Case, Cell, tool
 from torch import Tensor
 
 EPS = 2 / 255
-LABELS = torch.arange(4)
 
 
 def compared(case: Case, attacked: Tensor, pixels: Tensor) -> Cell:

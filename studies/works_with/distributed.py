@@ -7,25 +7,47 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from tools import LAYERS, Case, Cell, case_of, tool
+from tools import LABELS, LAYERS, Case, Cell, case_of, tool
 
 import recast
 
-LABELS = torch.arange(4)
 SEPARATE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """A store for every try of torchrun: findings/torchrun_restart.sh."""
 
 
-def work(rank: int, layer: str, port: int, how: str) -> None:
-    """Compare the gradients of half of the images, averaged over two processes, with those of all."""
+def join(rank: int, port: int) -> None:
+    """Become one of two processes."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
     dist.init_process_group("gloo", rank=rank, world_size=2)
+
+
+def leave(rank: int, answer: str) -> None:
+    """Write the first process's answer and end the group."""
+    if rank == 0:
+        Path("answer.txt").write_text(answer)
+    dist.destroy_process_group()
+
+
+def in_two(function: Callable[..., None], case: Case, *arguments: str) -> str:
+    """Run a function in two processes that `join` and `leave`; return the answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(function, (case.layer, port, *arguments), nprocs=2)
+    return Path("answer.txt").read_text()
+
+
+def work(rank: int, layer: str, port: int, how: str) -> None:
+    """Compare the gradients of half of the images, averaged over two processes, with those of all."""
+    join(rank, port)
     case = case_of(layer)
     own: Any = copy.deepcopy(case.model)
     if how == "ddp":
@@ -42,31 +64,23 @@ def work(rank: int, layer: str, port: int, how: str) -> None:
     for mine, one in zip(own.parameters(), case.model.parameters(), strict=True):
         gradient = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
         errors.append(float((gradient - one.grad).abs().max() / one.grad.abs().max().clamp(min=1e-8)))
-    if rank == 0:
-        with open("error.txt", "w") as file:
-            file.write(str(max(errors)))
-    dist.destroy_process_group()
+    leave(rank, str(max(errors)))
 
 
-def in_two(case: Case, how: str) -> Cell:
-    """Run `work` in two processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(work, (case.layer, port, how), nprocs=2)
-    with open("error.txt") as file:
-        error = float(file.read())
+def gradients(case: Case, how: str) -> Cell:
+    """Compare the gradients of `work`."""
+    error = float(in_two(work, case, how))
     return Cell("exact" if error < 1e-3 else "wrong", error, "error: of the gradients")
 
 
 @tool("DistributedDataParallel", "a step on two processes", "torch")
 def ddp(case: Case) -> Cell:
-    return in_two(case, "ddp")
+    return gradients(case, "ddp")
 
 
 @tool("FSDP2", "`fully_shard` a recast network, a step on two processes", "torch")
 def fsdp(case: Case) -> Cell:
-    return in_two(case, "fsdp")
+    return gradients(case, "fsdp")
 
 
 def plan_sharded(rank: int, layer: str, port: int) -> None:
@@ -74,8 +88,7 @@ def plan_sharded(rank: int, layer: str, port: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    join(rank, port)
     case = case_of("parent")
     fully_shard(case.model, mesh=init_device_mesh("cpu", (2,)))
     message = "no error"
@@ -83,20 +96,12 @@ def plan_sharded(rank: int, layer: str, port: int) -> None:
         recast.plan(case.model, case.images, recast.RecastConfig(gate=layer), where=LAYERS[layer])
     except recast.RecastError as error:
         message = str(error)
-    if rank == 0:
-        with open("message.txt", "w") as file:
-            file.write(message)
-    dist.destroy_process_group()
+    leave(rank, message)
 
 
 @tool("FSDP2, then Recast", "recast a network that is sharded", "torch", is_own=True)
 def fsdp_first(case: Case) -> Cell:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(plan_sharded, (case.layer, port), nprocs=2)
-    with open("message.txt") as file:
-        message = file.read()
+    message = in_two(plan_sharded, case)
     return Cell("wrong" if message == "no error" else "refused", None, message)
 
 

@@ -6,15 +6,10 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from tools import Case, Cell, tool
+from tools import Case, Cell, relative, tool
 from torch import Tensor
 
 CLASS = 3
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    """Return max|a−b| / max|b|."""
-    return float((a - b).abs().max() / b.abs().max())
 
 
 def block_cam(case: Case) -> tuple[int, Tensor]:

@@ -6,10 +6,8 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from tools import Case, Cell, tool
+from tools import LABELS, Case, Cell, tool
 from torch import nn
-
-LABELS = torch.arange(4)
 
 
 def without_norms(model: nn.Module) -> nn.Module:
@@ -58,7 +56,7 @@ def backpack(case: Case) -> Cell:
     from backpack.extensions import BatchGrad
 
     model = without_norms(case.model)
-    extended = extend(copy.deepcopy(model), use_converter=case.layer == "converter")
+    extended = extend(copy.deepcopy(model))
     with backpack(BatchGrad()):
         F.cross_entropy(extended(case.images), LABELS, reduction="sum").backward()
     return compared(case, model, {name: p.grad_batch for name, p in extended.named_parameters()})

@@ -63,10 +63,7 @@ def torch_prune(case: Case) -> Cell:
     model = copy.deepcopy(case.model)
     layer = model.layer4[1].conv2
     conv = layer.conv if case.layer == "beside" else layer
-    if case.layer == "linear":
-        prune.l1_unstructured(conv, "weight", 0.5)
-    else:
-        prune.l1_unstructured(conv, "weight", 0.5)
+    prune.l1_unstructured(conv, "weight", 0.5)
     masked = model(case.images).detach()
     prune.remove(conv, "weight")
     return case.judged(model(case.images).detach(), model) if masked.isfinite().all() else Cell("wrong")

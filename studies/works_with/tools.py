@@ -15,6 +15,8 @@ import recast
 
 LAYERS = {"beside": "last_of_blocks", "linear": "last_stage"}
 """Gate → layers that are recast: the default, and the papers' layer."""
+LABELS = torch.arange(4)
+"""Classes of the images of a `Case`."""
 EXACT = 1e-4
 """Largest relative error of an exact output, as in `recast.export`."""
 
@@ -26,6 +28,11 @@ class Cell:
     cell: str
     error: float | None = None
     message: str = ""
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Return max|a − b| / max|b|."""
+    return float((a - b).abs().max() / b.abs().max())
 
 
 @dataclass(frozen=True)

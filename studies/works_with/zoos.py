@@ -167,12 +167,8 @@ def rfdetr() -> Any:
     return nn.Sequential(nn.Conv2d(3, 16, 3, 4, 1), Twice(network)), (2, 3, 64, 64)
 
 
-class Twice(nn.Module):
+class Twice(nn.Sequential):
     """Gives a network of several feature maps the same map twice."""
 
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
     def forward(self, x: Tensor) -> Any:
-        return self.network([x, x])
+        return super().forward([x, x])

@@ -11,7 +11,7 @@ from timm.models import build_model_with_cfg, register_model
 from torch import nn
 
 Stats = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation of R, G, B in [0, 1] pixels."""
+"""Mean and standard deviation of each channel, for pixels in [0, 1]."""
 
 IMAGENET: Stats = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR10: Stats = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)

@@ -25,7 +25,7 @@ from recast.lab.data.bands import band_transform, bands_of, open_bands
 from recast.lab.data.device import check_memory
 from recast.lab.data.images import PHOTO, in_unit, open_image, resize_and_crop, to_bytes, to_picture
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.models.register import IMAGENET
+from recast.models.register import IMAGENET, Stats
 
 SIZED = 15
 """Number of images whose sizes are read to choose `img_size`."""
@@ -311,7 +311,7 @@ class RawData:
     """None: a share of the training images is held out."""
     classes: list[str] | None
     """None: the labels are their only names."""
-    norm: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
+    norm: Stats = IMAGENET
     crop: Crop | None = None
     """None: by size."""
     flip: bool = True

@@ -29,7 +29,7 @@ from recast.lab.data.seeding import choose_balanced, choose_fraction, choose_str
 from recast.lab.data.table import find_csv
 from recast.lab.plugins import FINDERS, plugged
 from recast.models.build import InputDefaults, input_defaults
-from recast.models.register import IMAGENET
+from recast.models.register import IMAGENET, Stats
 
 MOST_RESIZED = 2**30
 """Largest number of bytes of images in memory at the size of the network, in each process; above, at their own size."""
@@ -268,7 +268,7 @@ def assemble(
     return Data(raw.name, train, val, classes, mean, std, train.img_size, *others)
 
 
-def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> Stats:
     """Return the given mean and deviation, measured ones ("data", and by default of bands), or the data set's."""
     defaults = raw.norm if images.in_chans is None else ("data", "data")
     chosen: list[Any] = [config.mean or defaults[0], config.std or defaults[1]]
@@ -282,9 +282,7 @@ def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tup
     return mean, std
 
 
-def measured_norm(
-    images: LabelledImages, bad_image: Literal["stop", "skip"]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def measured_norm(images: LabelledImages, bad_image: Literal["stop", "skip"]) -> Stats:
     """Return mean and standard deviation of each channel over MEASURED images as validation sees them."""
     sums, count = torch.zeros(2, images.in_chans or 3, dtype=torch.float64), 0
     for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):

@@ -19,13 +19,11 @@ from recast.errors import RecastError, first_line
 from recast.lab.config.tasks import ModelTeacher, SoftTargets, Teaching
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
+from recast.models.register import Stats
 from recast.models.trust import is_function
 
 StudentOutputs = Tensor | tuple[Tensor, Tensor]
 """Logits (B, C), or with a distillation token (class logits, distillation logits), both (B, C)."""
-
-Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and std of x = (pixel − mean) / std, per channel, for pixels in [0, 1]."""
 
 TEACH = "train the teacher on these classes first"
 
@@ -48,8 +46,8 @@ class Teacher:
         self,
         model: nn.Module,
         *,
-        student: Normalisation,
-        norm: Normalisation | None = None,
+        student: Stats,
+        norm: Stats | None = None,
         amp: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -70,7 +68,7 @@ class Teacher:
 
 
 def build_teacher(
-    config: Teaching, parent: nn.Module | None, num_classes: int, *, student: Normalisation, img_size: int,
+    config: Teaching, parent: nn.Module | None, num_classes: int, *, student: Stats, img_size: int,
     device: torch.device | str = "cpu", amp: torch.dtype | None = None,
 ) -> Teacher:  # fmt: skip
     """Return the teacher of `config` on `device`, tried on one image of the student's `img_size`.
