@@ -152,7 +152,7 @@ class AttentionBeside(Tuned, nn.Module):
     @property
     def content_heads(self) -> tuple[int, ...]:
         """The head, unless it was pruned."""
-        return (0,) if self._parameters["query"] is not None else ()
+        return (0,) if self.query is not None else ()
 
     @property
     def geometry(self) -> Geometry:
