@@ -239,6 +239,7 @@ def test_a_parametrised_query_attends() -> None:
     expected = layer(x)
     parametrizations.weight_norm(layer, "query")
     torch.testing.assert_close(layer(x), expected)
+    assert [name.partition(".")[0] for name in layer.foreign_state()] == ["parametrizations"] * 2  # `save` refuses it
 
 
 def test_copies_and_pickles_attend() -> None:
