@@ -234,6 +234,14 @@ def test_the_state_of_a_convolution_with_a_part_named_conv() -> None:
     layer.load_state_dict(copy.deepcopy(layer).state_dict())
 
 
+def test_a_parametrised_query_attends() -> None:
+    layer, x = opened(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 6, 6)
+    expected = layer(x)
+    parametrizations.weight_norm(layer, "query")
+    torch.testing.assert_close(layer(x), expected)
+    assert [name.partition(".")[0] for name in layer.foreign_state()] == ["parametrizations"] * 2  # `save` refuses it
+
+
 def test_copies_and_pickles_attend() -> None:
     layer, x = opened(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 6, 6)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):

@@ -6,6 +6,7 @@ import torch
 from layer_helpers import PAPERS, groups_by_name
 from timm.optim import param_groups_layer_decay
 from torch import nn
+from torch.nn.utils import parametrize
 
 from recast import RecastError, param_groups, plan, recast_
 from recast.surgery.parameters import layer_numbers
@@ -46,6 +47,22 @@ def test_positions_tokens_and_resmlps_norms_never_decay() -> None:
 
 def decaying(model: nn.Module) -> set[str]:
     return {name for name, group in groups_by_name(model, param_groups(model)).items() if group["name"] == "decay"}
+
+
+def test_a_convolution_that_never_decays_does_not_beside_attention() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.Conv2d(3, 3, 1)))
+    model.no_weight_decay = lambda: {"1.0.weight"}
+    recast_(model, plan(model, torch.zeros(1, 3, 8, 8), where=["0", "1.0"]))
+    names = {f"{layer}.{key}" for layer in ("0", "1.0") for key in ("query", "key", "content", "conv.weight")}
+    assert decaying(model) == names - {"1.0.conv.weight"}
+
+
+def test_gates_under_a_parametrisation_keep_their_rate() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU())
+    recast_(model, plan(model, torch.zeros(1, 3, 8, 8)))
+    parametrize.register_parametrization(model[0], "gamma", nn.Tanh())
+    groups = groups_by_name(model, param_groups(model))
+    assert [name for name, group in groups.items() if group["name"] == "gates"] == ["0.parametrizations.gamma.original"]
 
 
 def test_what_a_convolution_became_learns_at_the_rate_of_its_layer() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import timm
+import timm.optim
 import torch
 from torch import Tensor, nn
 
@@ -202,3 +203,78 @@ def test_a_sequence_of_several_maps_has_no_end_to_follow() -> None:
         plan = recast.plan(Branches().eval(), IMAGES, BLOCK, where=where, max_tokens=None)
         assert [step.name for step in plan.steps] == ["stem.attention"]
     assert [left.reason.partition(" ")[0] for left in plan.left] == ["attention", "in"]
+
+
+class Counted(nn.Module):
+    """Runs its stage, and once more without the last part."""
+
+    def __init__(self, stage: nn.Sequential) -> None:
+        super().__init__()
+        self.stem, self.stage = nn.Conv2d(3, 8, 3, 2, 1), stage
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return torch.cat([self.stage(x), self.stage[:-1](x)], 1).mean((2, 3))
+
+
+class Halved(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x)
+        return y / 2
+
+
+def convolution() -> nn.Conv2d:
+    return nn.Conv2d(8, 8, 3, padding=1)
+
+
+def test_verify_compares_with_the_parent_that_has_no_such_layer() -> None:
+    parent = Counted(nn.Sequential(convolution(), nn.ReLU(), convolution())).eval()
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, IMAGES, BLOCK, where="stage.*"))
+    assert not torch.equal(child(IMAGES), parent(IMAGES))  # it counts the parts
+    assert not recast.verify(parent, child, IMAGES).ok()
+
+
+def test_a_sequence_of_sequences_keeps_the_number_of_its_parts() -> None:
+    parent = Counted(nn.Sequential(convolution(), nn.Sequential(convolution(), nn.ReLU()))).eval()
+    plan = recast.plan(parent, IMAGES, BLOCK, where="stage.*")
+    assert [step.name for step in plan.steps] == ["stage.1.attention"]
+    child = recast.recast_(copy.deepcopy(parent), plan)
+    assert recast.verify(parent, child, IMAGES, control=True).bitwise
+    parent = Counted(nn.Sequential(convolution(), Halved(convolution(), nn.ReLU()))).eval()
+    assert [s.name for s in recast.plan(parent, IMAGES, BLOCK, where="stage.*").steps] == ["stage.attention"]
+
+
+def test_a_name_that_is_taken_is_no_place() -> None:
+    parent = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.Sequential(convolution()), nn.AdaptiveAvgPool2d(1)).eval()
+    parent.get_submodule("1").add_module(NAME, convolution())
+    with pytest.raises(recast.RecastError, match=r"in no nn\.Sequential"):
+        recast.plan(parent, IMAGES, BLOCK, where="1.*")
+
+
+def test_an_efficientnet_runs_with_checkpointing_and_gives_its_features() -> None:
+    parent = timm.create_model("efficientnet_b0", num_classes=5).eval()
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, IMAGES, BLOCK))
+    with torch.no_grad():
+        outputs = (net.forward_intermediates(IMAGES) for net in (parent, child))  # type: ignore[operator]
+        for a, b in zip(*([final, *maps] for final, maps in outputs), strict=True):
+            assert torch.equal(a, b)
+    child.set_grad_checkpointing()  # type: ignore[operator]
+    child.train()(IMAGES).sum().backward()
+    assert child.get_parameter("blocks.6.attention.gamma").grad is not None
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_during_training_with_layer_decay_it_learns_at_the_rate_of_the_top(own: bool, parent: nn.Module) -> None:
+    model, plan = copy.deepcopy(parent), recast.plan(parent, IMAGES, BLOCK)
+    if own:
+        optimizer = torch.optim.AdamW(recast.param_groups(model, lr=1e-3, layer_decay=0.5, plan=plan))
+    else:
+        optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=1e-3, layer_decay=0.5)
+    count = len(optimizer.param_groups)
+    recast.recast_during_training_(model, optimizer, plan)
+    added = {id(p) for p in model.get_submodule("layer4.attention").parameters()}
+    groups = [group for group in optimizer.param_groups if any(id(p) in added for p in group["params"])]
+    rates = [group["lr"] * group.get("lr_scale", 1) for group in groups]
+    assert rates == pytest.approx([1e-3, 5e-2] if own else [5e-4, 2.5e-2])
+    if own:
+        assert len(optimizer.param_groups) == count

@@ -152,7 +152,7 @@ class AttentionBeside(Tuned, nn.Module):
     @property
     def content_heads(self) -> tuple[int, ...]:
         """The head, unless it was pruned."""
-        return (0,) if self._parameters["query"] is not None else ()
+        return (0,) if self.query is not None else ()
 
     @property
     def geometry(self) -> Geometry:
@@ -167,8 +167,8 @@ class AttentionBeside(Tuned, nn.Module):
         return getattr(self.conv, "weight", None)
 
     def foreign_state(self) -> list[str]:
-        """Return names in the state of the convolution that it got later: those of a pruning mask, of a norm."""
-        return [name for name in self.conv.state_dict() if name not in self._conv_state]
+        """Return names in the state that it got later, the convolution's too: those of a pruning mask, of a norm."""
+        return sorted({*self.state_dict()} - {*ATTENTION, *(f"conv.{name}" for name in self._conv_state)})
 
     @torch.no_grad()
     def weight_is_kernel(self) -> bool:

@@ -32,10 +32,8 @@ def paired_tensors(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor
 
     for path, value in reference.items() if same_paths else ():
         if not isinstance(value, (Tensor, *PLAIN)) and not alike(actual[path], value):
-            raise RecastError(
-                f"output{path} is a {type(value).__name__}, which cannot be compared: return tensors, or objects "
-                "with tensors in their attributes"
-            )
+            kind = type(value).__name__
+            raise RecastError(f"cannot compare output{path}, a {kind}: return tensors, or objects that hold tensors")
     both = {path: (actual.get(path), b) for path, b in reference.items()}
     pairs = {path: (a, b) for path, (a, b) in both.items() if isinstance(a, Tensor) and isinstance(b, Tensor)}
     if not pairs or not same_paths or not all(alike(actual[path], b) for path, b in reference.items()):

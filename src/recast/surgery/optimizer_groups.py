@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recast.errors import RecastError
+from recast.names import modules_by_name
 from recast.surgery.parameters import DECAYED, KINDS, LINEAR_GATE_LR_RATIO, layer_numbers, layer_of
 
 Group = dict[str, Any]
@@ -25,7 +26,10 @@ ENDS = ("max_lr", "min_lr")
 
 
 def find_kernel_group(optimizer: Optimizer, network: nn.Module, name: str, conv: nn.Module) -> Group:
-    """Return the group that trains a convolution's kernel; for a frozen one that of its layer, or the first.
+    """Return the group that trains a convolution's kernel.
+
+    For a frozen one, and for attention after a block: the group of its layer, or the group that trains the last of the
+    largest parameters of the innermost module around it.
 
     Raises RecastError for an optimiser that does not train all of the layer, or takes one group only.
     """
@@ -41,10 +45,14 @@ def find_kernel_group(optimizer: Optimizer, network: nn.Module, name: str, conv:
         )
     if trained:
         return group_of[id(max(trained.values(), key=torch.Tensor.numel))]
-    if not _layer_suffix(groups[0]):
-        return groups[0]
-    suffix = f"/{layer_of(name, layer_numbers(network), 0)}"
-    return next((group for group in groups if _layer_suffix(group).endswith(suffix)), groups[0])
+    if _layer_suffix(groups[0]):
+        numbers = layer_numbers(network)
+        suffix = f"/{layer_of(name, numbers, max(numbers.values()))}"  # of a new layer as in `param_groups`
+        return next((group for group in groups if _layer_suffix(group).endswith(suffix)), groups[0])
+    modules, around = modules_by_name(network), name
+    while not (near := [p for p in modules[around].parameters() if id(p) in group_of]) and around:
+        around = around.rpartition(".")[0]
+    return group_of[id(max(reversed(near), key=torch.Tensor.numel))] if near else groups[0]
 
 
 def add_parameter_(

@@ -132,14 +132,18 @@ def parameter_kinds(model: nn.Module, *, queries_apart: bool, pools_apart: bool 
     """
     kinds: dict[int, str] = {}
     undecayed: list[str] = []  # names and globs that a network, or one inside it, asks for
+    beside: dict[str, str] = {}  # parameters of convolutions that attention is beside, by the names that they had
     for name, module in model.named_modules():
         kinds |= {id(p): kind for p, kind in _exceptions(module, queries_apart)}
+        if isinstance(module, AttentionBeside):
+            of_layer = f"{name}." if name else ""
+            beside |= {f"{of_layer}conv.{key}": f"{of_layer}{key}" for key, _ in module.conv.named_parameters()}
         patterns = getattr(module, "no_weight_decay", None)
         if callable(patterns):
             undecayed += [f"{name}.{pattern}" if name else pattern for pattern in patterns()]
     for name, parameter in model.named_parameters():
         is_weight = parameter.dim() > 1 and name.rpartition(".")[2] != "bias"
-        decays = is_weight and not any(fnmatchcase(name, pattern) for pattern in undecayed)
+        decays = is_weight and not any(fnmatchcase(beside.get(name, name), pattern) for pattern in undecayed)
         kinds.setdefault(id(parameter), "decay" if decays else "no_decay")
     if pools_apart:
         pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}
@@ -155,7 +159,8 @@ def _exceptions(module: nn.Module, queries_apart: bool) -> Iterator[tuple[nn.Par
     if isinstance(module, RecastLayer) and module.content_heads and queries_apart:
         yield from ((p, "queries_keys") for p in (module.query, module.key))
     if isinstance(module, AttentionBeside) and module.content_heads:
-        yield module.gamma, "gates"
+        gamma = ("gamma", "parametrizations.gamma.")
+        yield from ((p, "gates") for key, p in module.named_parameters() if key.startswith(gamma))
     elif isinstance(module, GPSA):
         is_linear = module.config.gate == "linear"
         gates = (module.gamma, module.spread) if is_linear else (module.lam,)

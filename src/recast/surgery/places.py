@@ -56,11 +56,14 @@ def new_layers(
     """Return the new layer, and its channels, that follows each of the convolutions `names`, where there is a place.
 
     For the convolutions with outputs of one size, the place is the end of the innermost `nn.Sequential` around all of
-    them whose output has that size.
+    them whose output has that size; of those that end there, in the innermost: networks count the parts of a sequence.
     """
     modules = modules_by_name(model)
     sequences = {name for name, module in modules.items() if isinstance(module, nn.Sequential) and name}
+    plain = {name: module for name, module in modules.items() if type(module).forward is nn.Sequential.forward}
+    lasts = {name: f"{name}.{next(reversed(module._modules), '')}" for name, module in plain.items()}
     calls = observe(model, example, sequences, lambda _model: None).calls  # no edit: they keep their class
+    outputs = {name: [call.output for call in calls.get(name, ())] for name in modules}
     sizes = {name: observed.calls[name][0].output[2:] for name in names}
     ends: dict[str, tuple[str, int]] = {}
     for size in dict.fromkeys(sizes.values()):
@@ -68,9 +71,11 @@ def new_layers(
         parts = zip(*(name.split(".") for name in stage), strict=False)
         shared = [alike[0] for alike in takewhile(lambda alike: len({*alike}) == 1, parts)]
         for around in (".".join(shared[:depth]) for depth in range(len(shared), 0, -1)):
-            outputs = {call.output for call in calls.get(around, ())}
-            if outputs and all(len(shape) == 4 and shape[2:] == size for shape in outputs):
-                ends |= dict.fromkeys(stage, (f"{around}.{NAME}", next(iter(outputs))[1]))
+            while (last := lasts.get(around, "")) in lasts and outputs[last] == outputs[around]:
+                around = last
+            is_free = isinstance(modules.get(f"{around}.{NAME}"), PassThrough | None)
+            if is_free and (shapes := outputs[around]) and all(len(s) == 4 and s[2:] == size for s in shapes):
+                ends |= dict.fromkeys(stage, (f"{around}.{NAME}", shapes[0][1]))
                 break
     return ends
 
@@ -93,10 +98,8 @@ def places(channels: Mapping[str, int], *models: nn.Module) -> Iterator[None]:
             modules, around = modules_by_name(model), name.rpartition(".")[0]
             inside = [around] if around in modules else [n for n in modules if n.endswith(f".{around}")]
             if not inside or not all(isinstance(modules[n], nn.Sequential) for n in inside):
-                raise RecastError(
-                    f"the plan is for another model: {type(model).__name__} has no nn.Sequential {around!r}, which "
-                    "attention was planned after"
-                )
+                kind = type(model).__name__
+                raise RecastError(f"the plan is for another model: {kind} has no nn.Sequential {around!r}")
             for sequence in (modules[n] for n in inside if NAME not in modules[n]._modules):
                 like = next((p for p in sequence.parameters() if p.is_floating_point()), None)
                 sequence.add_module(NAME, PassThrough(count, like).train(sequence.training))

@@ -80,24 +80,23 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
 
     def measure(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs[0].dim() != 4:
-            raise RecastError(
-                f"{name or 'the model'} got {tuple(inputs[0].shape)}, expected (B, C, H, W): pass image[None] for one "
-                "image"
-            )
+            got = tuple(inputs[0].shape)
+            raise RecastError(f"{name or 'the model'} got {got}, expected (B, C, H, W): pass image[None] for one image")
         sizes, share = _signal(module, inputs, output)
         ranges.setdefault(name, []).append(sizes)
         signal[name] = max(signal.get(name, 0.0), share if shows else 0.0)
 
-    with places(planned_places(plan.steps), model):
+    with _LOCK, places(planned_places(plan.steps), model):
         layers = _layers_of(model, plan)
         done = [name for name, layer in layers.items() if isinstance(layer, RecastLayer)]
         done += attention_pools(model) if plan.pool is not None else []
         if done and len(done) == len(layers) + (plan.pool is not None):  # else only layers or pool are new
-            raise RecastError(
-                f"the parent is already recast ({done[0] or 'the model'} is attention): pass the network before recast_"
-            )
-        with _LOCK, hooked(layers.items(), after=measure):
-            return Trace(*_run(model, layers, batch), ranges, signal)
+            raise RecastError(f"the parent is already recast ({done[0] or 'the model'}): pass it as before recast_")
+        with hooked(layers.items(), after=measure):
+            output, outputs = _run(model, layers, batch)
+    if planned_places(plan.steps):  # the parent itself has no such layer, and may count the parts of a sequence
+        output, _ = _run(model, {}, batch)
+    return Trace(output, outputs, ranges, signal)
 
 
 @typed("parent", "child", "backend")
@@ -203,7 +202,7 @@ def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
 @torch.no_grad()
 def _run(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> tuple[Any, dict[str, list[Tensor]]]:
     """Return the model's output, and those of the layers."""
-    with in_eval(model), undisturbed(model), full_precision(), captured_outputs(layers.items()) as outputs:
+    with _LOCK, in_eval(model), undisturbed(model), full_precision(), captured_outputs(layers.items()) as outputs:
         output = run_example(model, batch)
     return tree_map_only(Tensor, torch.clone, output), outputs
 
