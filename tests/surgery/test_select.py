@@ -126,7 +126,7 @@ def test_a_convolution_on_regions_is_in_no_stage() -> None:
     backbone, mask = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding=1)
     detector = InCode(lambda m, x: m.mask(m.backbone(x)[..., :2, :2].repeat(24, 1, 1, 1)), backbone=backbone, mask=mask)
     assert names(None, detector) == ["backbone"]
-    assert reasons(None, detector) == {"mask": "runs on regions of the image, in no stage"}
+    assert reasons(None, detector) == {"mask": "runs on a batch of regions or heads, in no stage"}
     _, step = plan(detector, X, where="all").steps
     assert step.calls == 1
     (region,) = plan(nn.Sequential(mask), torch.zeros(1, 4, 2, 2), where="all").steps

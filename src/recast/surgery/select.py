@@ -163,7 +163,7 @@ def _wanted(
         if name not in observed.calls:
             return NOT_CALLED
         is_map = len(observed.calls[name][0].output) == 4
-        return "runs on regions of the image, in no stage" if is_map else "not a two-dimensional map"
+        return "runs on a batch of regions or heads, in no stage" if is_map else "not a two-dimensional map"
 
     taken = {name for name in wanted if name in patterns or is_spatial(convolutions[name])}
     return wanted & set(patterns), {name: reason(name) for name in convolutions if name not in taken}
