@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch._dynamo.config.recompile_limit = 64  # of one class, which most arms share: the ninth network would run eager
+    torch._dynamo.config.recompile_limit = 64  # most arms share code: above the limit they run eager
     images = torch.randn(options.batch, 3, SIZE, SIZE)
     for name in options.family:
         models = {arm: build() for arm, build in arms_of(name, SIZE).items()}
