@@ -196,6 +196,13 @@ class Doubled(nn.Conv2d):
         return scale * super().forward(input)
 
 
+class Clamping(nn.Conv2d):
+    """Changes its input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.clamp_(-1, 1))
+
+
 class Rolled(nn.Module):
     """No convolution of torch: a kernel, and channels that it states."""
 
@@ -267,6 +274,14 @@ def test_a_convolution_called_with_more_than_its_input() -> None:
     child: Any = recast_(copy.deepcopy(parent), plan(parent, X, where="all"))
     assert isinstance(child.scaled, AttentionBeside)
     assert recast.verify(parent, child, X, control=True).ok()
+
+
+def test_a_convolution_that_changes_its_input() -> None:
+    """Attention reads the input as the convolution left it."""
+    parent = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), Clamping(8, 8, 3, padding=1)).eval()
+    child = recast_(copy.deepcopy(parent), plan(parent, X, where="all"))
+    assert recast.verify(parent, child, X, control=True).ok()
+    child.train()(X).sum().backward()
 
 
 def test_a_convolution_that_requires_more_than_its_input_stays() -> None:

@@ -264,7 +264,7 @@ def _signal(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> tuple
         sizes = (output - output.mean((0, 2, 3), keepdim=True)).abs().amax((0, 2, 3))
         return sizes, float(sizes.max() > 0)
     image = x[:1]
-    mean = x.mean((0, 2, 3), keepdim=True).expand_as(image) if x.numel() > x.shape[1] else torch.zeros_like(image)
+    mean = (x.mean((0, 2, 3), keepdim=True) if x.numel() > x.shape[1] else 0) + torch.zeros_like(image)
     sizes, varied = ((output - module.forward(flat)).abs().amax((0, 2, 3)) for flat in (torch.zeros_like(image), mean))
     scale = float(sizes.max())
     return sizes, float(varied.max()) / scale if scale > 0 else 0.0

@@ -83,7 +83,7 @@ def layer_cost(layer: nn.Module, *size: int) -> Cost:
     for batch in (1, 2):
         counted, saved = FlopCounterMode(display=False), saved_sizes(layer)
         with torch.inference_mode(False), torch.enable_grad(), counted as flops, saved as sizes:
-            layer(torch.empty(batch, *size, device="meta", dtype=dtype, requires_grad=True))
+            layer(torch.empty(batch, *size, device="meta", dtype=dtype, requires_grad=True).clone())  # may be changed
         totals.append(sum(sizes))
         macs = flops.get_total_flops() // 2 // batch
     each = totals[1] - totals[0]
