@@ -8,8 +8,8 @@ from timm.optim import param_groups_layer_decay
 from torch import nn
 from torch.nn.utils import parametrize
 
-from recast import RecastError, param_groups, plan, recast_
-from recast.surgery.parameters import layer_numbers
+from recast import RecastConfig, RecastError, param_groups, plan, recast_
+from recast.surgery.parameters import layer_numbers, parameter_kinds
 
 
 def meta(name: str) -> nn.Module:
@@ -63,6 +63,20 @@ def test_gates_under_a_parametrisation_keep_their_rate() -> None:
     parametrize.register_parametrization(model[0], "gamma", nn.Tanh())
     groups = groups_by_name(model, param_groups(model))
     assert [name for name, group in groups.items() if group["name"] == "gates"] == ["0.parametrizations.gamma.original"]
+
+
+@pytest.mark.parametrize(
+    ("gate", "name"),
+    [("beside", "gamma"), ("beside", "query"), ("linear", "gamma"), ("linear", "key"), ("sigmoid", "lam")],
+)
+def test_what_a_parametrisation_computes_from_has_the_kind_of_the_parameter(gate: Any, name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU())
+    recast_(model, plan(model, torch.zeros(1, 3, 8, 8), RecastConfig(gate)))
+    kind = parameter_kinds(model, queries_apart=True)[id(model[0].get_parameter(name))]
+    parametrize.register_parametrization(model[0], name, nn.Tanh())
+    inner = model[0].get_parameter(f"parametrizations.{name}.original")
+    assert kind not in ("decay", "no_decay")
+    assert parameter_kinds(model, queries_apart=True)[id(inner)] == kind
 
 
 def test_what_a_convolution_became_learns_at_the_rate_of_its_layer() -> None:

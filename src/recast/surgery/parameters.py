@@ -154,16 +154,22 @@ def parameter_kinds(model: nn.Module, *, queries_apart: bool, pools_apart: bool 
 def _exceptions(module: nn.Module, queries_apart: bool) -> Iterator[tuple[nn.Parameter, str]]:
     """Yield the parameters of a module whose kind does not follow from their number of axes, with that kind."""
     if isinstance(module, AttentionConv2d):
-        fixed = (module.center, module.raw_alpha) if isinstance(module, GPSA) else (module.relative_bias,)
-        yield from ((p, "no_decay") for p in (*fixed, module.value) if p is not None)
-    if isinstance(module, RecastLayer) and module.content_heads and queries_apart:
-        yield from ((p, "queries_keys") for p in (module.query, module.key))
-    if isinstance(module, AttentionBeside) and module.content_heads:
-        gamma = ("gamma", "parametrizations.gamma.")
-        yield from ((p, "gates") for key, p in module.named_parameters() if key.startswith(gamma))
+        fixed = ("center", "raw_alpha", "value") if isinstance(module, GPSA) else ("relative_bias", "value")
+        yield from ((p, "no_decay") for p in _named(module, *fixed))
+    if isinstance(module, RecastLayer) and queries_apart:
+        yield from ((p, "queries_keys") for p in _named(module, "query", "key"))
+    if isinstance(module, AttentionBeside):
+        yield from ((p, "gates") for p in _named(module, "gamma"))
     elif isinstance(module, GPSA):
         is_linear = module.config.gate == "linear"
-        gates = (module.gamma, module.spread) if is_linear else (module.lam,)
-        yield from ((gate, "gates" if is_linear else "sigmoid_gates") for gate in gates if gate is not None)
+        gates = ("gamma", "spread") if is_linear else ("lam",)
+        yield from ((p, "gates" if is_linear else "sigmoid_gates") for p in _named(module, *gates))
     elif isinstance(module, Affine):  # ResMLP's norm: timm writes its vectors as (1, 1, C)
         yield from ((p, "no_decay") for p in module.parameters())
+
+
+def _named(layer: nn.Module, *names: str) -> Iterator[nn.Parameter]:
+    """Yield a layer's own parameters of these names, also those that a parametrisation computes them from."""
+    for name, parameter in layer.named_parameters():
+        if name.removeprefix("parametrizations.").partition(".")[0] in names:
+            yield parameter

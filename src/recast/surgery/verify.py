@@ -91,7 +91,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
         done = [name for name, layer in layers.items() if isinstance(layer, RecastLayer)]
         done += attention_pools(model) if plan.pool is not None else []
         if done and len(done) == len(layers) + (plan.pool is not None):  # else only layers or pool are new
-            raise RecastError(f"the parent is already recast ({done[0] or 'the model'}): pass it as before recast_")
+            raise RecastError(f"this network is already recast ({done[0] or 'the model'}): pass its parent")
         with hooked(layers.items(), after=measure):
             output, outputs = _run(model, layers, batch)
     if planned_places(plan.steps):  # the parent itself has no such layer, and may count the parts of a sequence

@@ -76,14 +76,14 @@ def layer_cost(layer: nn.Module, *size: int) -> Cost:
 
     `layer` is on the meta device. Activation memory is the growth from one map to two; the rest is fixed.
     """
-    totals: list[int] = []
-    macs = 0
+    totals, macs = list[int](), 0
     layer.train()  # in eval mode a closed layer runs as `split`, whose count is not that of the open layer
     dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
     for batch in (1, 2):
         counted, saved = FlopCounterMode(display=False), saved_sizes(layer)
         with torch.inference_mode(False), torch.enable_grad(), counted as flops, saved as sizes:
-            layer(torch.empty(batch, *size, device="meta", dtype=dtype, requires_grad=True).clone())  # may be changed
+            leaf = torch.empty(batch, *size, device="meta", dtype=dtype, requires_grad=True)
+            layer(leaf.clone())  # a layer may change its input, but not a leaf
         totals.append(sum(sizes))
         macs = flops.get_total_flops() // 2 // batch
     each = totals[1] - totals[0]
