@@ -32,6 +32,8 @@ from studies import (
     OURS_REMOVED,
     PLAIN_VIT,
     SAME_COMPUTE,
+    SIGMOID_AWAKE,
+    SIGMOID_AWAKE_REMOVED,
     SIGMOID_REMOVED,
     Study,
     studies,
@@ -97,7 +99,9 @@ CLAIMS = (
     ),
     *(
         Claim(source, statement, study, arm, against, metrics)
-        for arm in ("recast, sigmoid", "recast, images", SIGMOID_REMOVED, OURS_REMOVED)
+        for arm in (
+            "recast, sigmoid", "recast, images", SIGMOID_REMOVED, OURS_REMOVED, SIGMOID_AWAKE, SIGMOID_AWAKE_REMOVED,
+        )
         for source, study, against, metrics, statement in (
             (f"{T_CNN}, Table 1", CONVERGED, FINE_TUNED, ("clean",), "fine-tuning with attention beats fine-tuning"),
             (f"{T_CNN}, Table 3", CONVERGED, FINE_TUNED, ROBUST, "attention makes more robust (than fine-tuning)"),

@@ -84,7 +84,7 @@ def plan_for(job: Job, model: Prepared) -> Plan | None:
 
 def wake(job: Job, model: Prepared, train: ImageTensors, layers: tuple[str, ...]) -> None:
     """Start queries and keys of `layers` from training images, if the job says so."""
-    if job.query_key != "images" or job.gate != "linear" or not layers:
+    if job.query_key != "images" or not layers:
         return
     count = min(WAKING_IMAGES, len(train))
     index = choose_balanced(train.labels.cpu(), count, "waking images", job.seed).to(train.pixels.device)
