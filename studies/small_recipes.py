@@ -1,17 +1,17 @@
-"""What the experiments of T-CNN* and PRS give at the smallest scale: their `_small` recipes, run to the end.
+"""What the `_small` recipes of T-CNN* and PRS give, run to the end, and parts of other recipes on tiny networks.
 
     RECAST_DATA=DIR python studies/small_recipes.py --out runs/small --seeds 0 1 2    # continues where it was stopped
 
-Writes results/small_recipes.csv, a row per recipe and seed: top-1 of the last epoch on the 2,500 test images and on the
-5,000 training images, heads with attention and how many are awake (`recast.awake`), seconds of the processor; and
-results/small_recipes_differences.csv, the differences of `QUESTIONS` over the seeds that both recipes have. The control
-arm that most recipes train is left out (--no-control): tcnn_cnn_small and prs_interpolation_300_0_small are that
-network. Spectra (Fig. 3) are studied with other runs (evidence, d).
+Writes results/small_recipes.csv, a row per arm and seed: top-1 of the last epoch on the test images (2,500 of
+CIFAR-100; parts: 5,000 of CIFAR-10) and on the training images, heads with attention and how many are awake
+(`recast.awake`), seconds of the processor; and results/small_recipes_differences.csv, the differences of `QUESTIONS`
+over the seeds that both arms have. The control arm that most recipes train is left out (--no-control): tcnn_cnn_small
+and prs_interpolation_300_0_small are that network. Spectra (Fig. 3) are studied with other runs (evidence, d).
 
 Stated before the first run. By the rule of every page (evidence/rule.py) a claim of these papers is about networks
 that have converged: below 95 % of the training images it is "too short", and with fewer than half of the heads awake in
-some run "asleep", whatever the difference. 20 to 30 epochs of 5,000 images are likely to be too short; the runs then
-say what a user of the recipe gets, and decide nothing about the papers.
+some run "asleep", whatever the difference. 20 to 30 epochs of 5,000 images are likely to be too short, and so are ten
+of 4,000 for the parts; the runs then say what a user of the recipe gets, and decide nothing about the papers.
 """
 
 from __future__ import annotations
@@ -36,21 +36,58 @@ from recast.lab.training.metrics import read_metrics
 TCNN = ("tcnn_cnn", "tcnn_star_300", "tcnn_star_200", "tcnn_star_100", "tcnn_hybrid")
 PRS = ("prs_cmhsa3", "cmhsa3", "prs_reversed", "prs_cmhsa5", "cmhsa5")
 BETWEEN = tuple(f"prs_interpolation_{epochs}" for epochs in ("300_0", "250_50", "150_150", "50_250"))
+SHORT = (
+    "--no-pretrained --data cifar10 --batch-size 64 --base-batch 64 --epochs 10 --warmup-epochs 1 --lr 5e-4 "
+    "--crop pad --crop-pct 1 --amp off --workers 0 "
+)
+"""Parts of recipes, trained as in docs/studies/recipe.md."""
+PLAIN = SHORT + "--num-train 4000 --repeats 1 --auto-augment null --mixup 0 --cutmix 0 --erasing 0 --color-jitter 0 "
+"""Augmented by crop and flip alone."""
+AT_32 = "--img-size 32 --input-size 32 --kwargs embed_dim=96 "
+DEIT = f"deit_tiny {SHORT} --num-train 16000 {AT_32} depth=6 num_heads=3 patch_size=4"
+MIXERS = {"matrix": "p8", "none": "none", "mlp": "mlp", "conv": "conv"}
+"""Mixing of patches → the network that has it; its patches become 4 pixels."""
+ARMS = (
+    {f"{name}_small": f"{name}_small --no-control" for name in (*TCNN, *PRS, *BETWEEN)}
+    | {
+        f"resmlp mixed by {mixer}": f"resmlp_12 {PLAIN} --model resmlp_12_{name} {AT_32} num_blocks=6 patch_size=4"
+        for mixer, name in MIXERS.items()
+    }
+    | {
+        f"patchconvnet_s60{part}": f"patchconvnet_s60{part} {PLAIN} --img-size 128 --kwargs embed_dim=96 depth=6"
+        for part in ("", "_linear_stem", "_multi")
+    }
+    | {f"deit repeats {count}": f"{DEIT} --repeats {count}" for count in (1, 3)}
+    | {
+        f"deit depth {depth}{name}": f"deit_tiny {PLAIN} {AT_32} depth={depth} num_heads=3 patch_size=8 {kwargs}"
+        for depth in (36, 48)
+        for name, kwargs in (("", ""), (" LayerScale", "init_values=1e-6"))
+    }
+)
+"""Name of an arm → the words after `recast train`."""
 QUESTIONS = (
-    ("T-CNN, Table 2: recast at 100 of 400 epochs beats the plain network", "tcnn_star_100", "tcnn_cnn"),
-    ("T-CNN, Table 2: … beats the hybrid from scratch", "tcnn_star_100", "tcnn_hybrid"),
-    ("T-CNN, Table 2: … beats recasting at 300", "tcnn_star_100", "tcnn_star_300"),
-    ("T-CNN, Table 2: recast at 200 beats the plain network", "tcnn_star_200", "tcnn_cnn"),
-    ("PRS, Table 3: layer by layer beats two stages", "prs_cmhsa3", "cmhsa3"),
-    ("ours: the last layer first beats the first layer first", "prs_cmhsa3", "prs_reversed"),
-    ("PRS, Table 3: with a 5×5 kernel two stages are better than with 3×3", "cmhsa5", "cmhsa3"),
+    ("T-CNN, Table 2: recast at 100 of 400 epochs beats the plain network", "tcnn_star_100_small", "tcnn_cnn_small"),
+    ("T-CNN, Table 2: … beats the hybrid from scratch", "tcnn_star_100_small", "tcnn_hybrid_small"),
+    ("T-CNN, Table 2: … beats recasting at 300", "tcnn_star_100_small", "tcnn_star_300_small"),
+    ("T-CNN, Table 2: recast at 200 beats the plain network", "tcnn_star_200_small", "tcnn_cnn_small"),
+    ("PRS, Table 3: layer by layer beats two stages", "prs_cmhsa3_small", "cmhsa3_small"),
+    ("ours: the last layer first beats the first layer first", "prs_cmhsa3_small", "prs_reversed_small"),
+    ("PRS, Table 3: with a 5×5 kernel two stages are better than with 3×3", "cmhsa5_small", "cmhsa3_small"),
+    ("ResMLP, Table 4.3: mixing by a matrix beats no mixing", "resmlp mixed by matrix", "resmlp mixed by none"),
+    ("ResMLP, Table 4.3: … beats mixing by an MLP", "resmlp mixed by matrix", "resmlp mixed by mlp"),
+    ("ResMLP, Table 4.3: … beats mixing by 3×3 convolutions", "resmlp mixed by matrix", "resmlp mixed by conv"),
+    ("PatchConvNet, Table 5: … beats a linear stem", "patchconvnet_s60", "patchconvnet_s60_linear_stem"),
+    ("PatchConvNet, Table 5: … beats a token for every class", "patchconvnet_s60", "patchconvnet_s60_multi"),
+    ("DeiT, Table 3.8: repeated augmentation helps", "deit repeats 3", "deit repeats 1"),
+    ("Thesis, Table 3.11: LayerScale helps at depth 36", "deit depth 36 LayerScale", "deit depth 36"),
+    ("Thesis, Table 3.11: LayerScale helps at depth 48", "deit depth 48 LayerScale", "deit depth 48"),
 )
 
 
-def run(name: str, seed: int, out: Path) -> dict[str, Any]:
-    """Train a recipe, or go on; return its row and store which test images were right."""
-    folder = out / f"{name}_{seed}"
-    words = ["train", f"{name}_small", "--seed", str(seed), "--no-control", "--resume", "auto", "--out", str(folder)]
+def run(arm: str, seed: int, out: Path) -> dict[str, Any]:
+    """Train an arm, or go on; return its row and store which test images were right."""
+    folder = out / f"{arm.replace(' ', '_')}_{seed}"
+    words = ["train", *ARMS[arm].split(), "--seed", str(seed), "--resume", "auto", "--out", str(folder)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     subprocess.run([sys.executable, "-m", "recast", *words], check=True)
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
@@ -60,22 +97,23 @@ def run(name: str, seed: int, out: Path) -> dict[str, Any]:
     with torch.no_grad():
         images = (opened.data.normalised(part.pixels, torch.device("cpu")) for part in parts)
         hits, seen = (correct(model, pixels, part.labels) for pixels, part in zip(images, parts, strict=True))
-    store(out / f"right_{name}_{seed}.npy", hits)
+    store(out / f"right_{arm}_{seed}.npy", hits)
     epochs = read_metrics(folder / "metrics.jsonl")
     awake = Wakefulness.of(epochs[-1]["layers"])
-    row = {"recipe": f"{name}_small", "seed": seed, "epochs": epochs[-1]["epoch"], "top1": top1(hits)}
+    row = {"recipe": arm, "seed": seed, "epochs": epochs[-1]["epoch"], "top1": top1(hits)}
     row |= {"train": top1(seen), "heads": awake.heads if awake else "", "awake": awake.awake if awake else ""}
     return row | {"seconds": f"{seconds:.0f}"}
 
 
 def differences(runs: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
     """Return a row for each question whose recipes share two seeds."""
-    rows, of = [], {(row["recipe"].removesuffix("_small"), row["seed"]): row for row in runs}
+    rows, of = [], {(row["recipe"], row["seed"]): row for row in runs}
     for question, arm, against in QUESTIONS:
         seeds = [seed for name, seed in of if name == arm and (against, seed) in of]
         if len(seeds) < 2:
             continue
-        ours, theirs = (stored(out / f"right_{name}", seeds, 2500) for name in (arm, against))
+        count = 2500 if arm.endswith("_small") else 5000
+        ours, theirs = (stored(out / f"right_{name}", seeds, count) for name in (arm, against))
         pairs = [of[name, seed] for seed in seeds for name in (arm, against)]
         asleep = any(row["heads"] and not is_awake(int(row["awake"]), int(row["heads"])) for row in pairs)
         short = any(float(row["train"]) < TRAINED for row in pairs)
@@ -90,14 +128,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--only", nargs="+", default=(*TCNN, *PRS, *BETWEEN), help="recipes, without _small")
+    parser.add_argument("--only", nargs="+", default=ARMS, choices=ARMS, help="arms")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "small_recipes.csv"
     for seed in options.seeds:
-        for name in options.only:
-            if not has_row(path, recipe=f"{name}_small", seed=seed):
-                append(path, run(name, seed, options.out))
+        for arm in options.only:
+            if not has_row(path, recipe=arm, seed=seed):
+                append(path, run(arm, seed, options.out))
     runs = read(path)
     write(RESULTS / "small_recipes.csv", runs)
     if rows := differences(runs, options.out):

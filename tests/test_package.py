@@ -146,6 +146,12 @@ def test_light_modules_import_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_recipes_of_installed_packages_are_found_from_python() -> None:
+    code = "from recast.lab.recipes import make_recipe; print(make_recipe('deit_tiny').model.name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "deit_tiny_patch16_224", done.stderr
+
+
 def test_a_recipe_of_lab_loads_no_paper() -> None:
     code = (
         "import sys; sys.argv = 'recast train digits --epochs 2 --device nowhere --out no'.split()\n"

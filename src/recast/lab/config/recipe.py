@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, model_validator
@@ -139,7 +140,15 @@ class PaperConfig(Config):
 
 PAPERS: dict[str, type[PaperConfig]] = {}
 """Settings of papers by their `section`."""
-EXTENSIONS: list[Callable[[], object]] = []
+
+
+def _installed() -> None:
+    """Load the entry points `recast.extensions` of installed packages, the papers' among them."""
+    for entry in entry_points(group="recast.extensions"):
+        entry.load()
+
+
+EXTENSIONS: list[Callable[[], object]] = [_installed]
 """Functions that add settings, tasks and recipes of papers. They are called once a name is missing without them."""
 
 
