@@ -107,15 +107,14 @@ def peak_mib(step: Callable[[], object], model: nn.Module) -> float:
 
 
 def measure(
-    models: dict[str, nn.Module], images: Tensor, training: bool, rounds: int, compiled: bool = False
+    models: dict[str, nn.Module], images: Tensor, training: bool, rounds: int, mode: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of a family, whose parent is first, in one pass."""
-    for model in models.values():
-        model.train(training)
-        if compiled:
-            model.compile()
+    """Return the rows of a family, whose parent is first, in one pass, compiled in a mode of `torch.compile`."""
+    counts = {arm: macs(model.train(training), images, training) for arm, model in models.items()}
+    for model in models.values() if mode else ():
+        model.compile(mode=mode)
+    compiled = {None: "", "default": ", compiled"}.get(mode, f", compiled, {mode}")
     calls = {arm: call(model, images, training) for arm, model in models.items()}
-    counts = {arm: macs(model, images, training) for arm, model in models.items()}
     peaks = {arm: peak_mib(calls[arm], model) for arm, model in models.items()}
     parent, seconds, rows = next(iter(models)), by_turns(calls, rounds), []
     for arm, model in models.items():
@@ -123,7 +122,7 @@ def measure(
         low, middle, high = (round(value, 3) for value in statistics.quantiles(ratios, n=4, method="inclusive"))
         median, parameters = statistics.median(seconds[arm]), sum(p.numel() for p in model.parameters())
         row: dict[str, Any] = {"family": parent, "arm": arm, "img_size": images.shape[-1], "batch": len(images)}
-        row |= {"pass": ("training step" if training else "inference") + ", compiled" * compiled}
+        row |= {"pass": ("training step" if training else "inference") + compiled}
         row |= {"median_ms": round(1e3 * median, 1)}
         row |= {"images_per_s": round(len(images) / median, 2), "relative_speed": middle, "low": low, "high": high}
         row |= {"gmacs": round(counts[arm] / len(images) / 1e9, 3), "mac_bound": round(counts[parent] / counts[arm], 3)}
@@ -139,7 +138,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of steps; three times as many of inference")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", choices=("default", "reduce-overhead"), help="mode of torch.compile")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch._dynamo.config.recompile_limit = 64  # most arms share code: above the limit they run eager

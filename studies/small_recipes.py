@@ -38,7 +38,7 @@ PRS = ("prs_cmhsa3", "cmhsa3", "prs_reversed", "prs_cmhsa5", "cmhsa5")
 BETWEEN = tuple(f"prs_interpolation_{epochs}" for epochs in ("300_0", "250_50", "150_150", "50_250"))
 SHORT = (
     "--no-pretrained --data cifar10 --batch-size 64 --base-batch 64 --epochs 10 --warmup-epochs 1 --lr 5e-4 "
-    "--crop pad --crop-pct 1 --amp off --workers 0 "
+    "--crop pad --crop-pct 1 --amp off --workers 0 --opt adamw --weight-decay 0.05 "
 )
 """Parts of recipes, trained as in docs/studies/recipe.md."""
 PLAIN = SHORT + "--num-train 4000 --repeats 1 --auto-augment null --mixup 0 --cutmix 0 --erasing 0 --color-jitter 0 "

@@ -4,7 +4,8 @@ layer    benchmarks/layer.py: convolution, our forms, the papers' formula, timm'
 memory   peak of a pass with all heads open, also over that of the dense form, which must be larger
 tune     benchmarks/tune.py: choices of `recast.tune_`; measured again they must not be slower than the forms before
 network  benchmarks/model.py: T-ResNet-RS beside the same network without attention
-peers    benchmarks/peers.py: recast networks beside timm's networks with attention
+peers    benchmarks/peers.py: recast networks beside timm's networks with attention; compiled too, without and with CUDA
+         graphs (reduce-overhead)
 
 fp32: TF32 off. bf16: autocast and channels_last. Quantities are columns of those scripts.
 """
@@ -27,10 +28,12 @@ from part import Row, Unit, precision, row, start
 from recast.lab.evaluation.cost import peak_memory
 from recast.surgery.tuning import FORMS
 
-MAPS = ((14, 512, 32), (28, 256, 16), (56, 128, 2))
+MAPS = ((8, 512, 32), (14, 512, 32), (28, 256, 16), (56, 128, 2))
 """Side, channels and images: four times as many as on a CPU, if the naive form's maps allow it."""
 NETWORKS = {"resnetrs50": (224, (64, 64)), "resnetrs152": (320, (16, 16))}
 """Network → image size, images of an inference pass and of a training step."""
+COMPILED = ("recast", "recast, after the blocks", "non-local")
+"""Arms that are compiled beside their parent: each takes a minute."""
 PRECISIONS = ("bf16", "fp32")
 ROUNDS = 5
 SLOWER = 1.1
@@ -116,16 +119,18 @@ def time_network(
     return rows
 
 
-def time_peers(name: str, kind: str, device: torch.device, toy: bool) -> list[Row]:
-    """Time inference and a training step of a family."""
+def time_peers(name: str, kind: str, device: torch.device, toy: bool, mode: str | None = None) -> list[Row]:
+    """Time inference and a training step of a family; or of some arms, compiled in a mode of `torch.compile`."""
+    torch._dynamo.config.recompile_limit = 64  # most arms share code: above the limit they run eager
     size, batch, rows = peers.SIZE, 1 if toy else 64, []
     with computing(kind, device) as memory_format:
-        models = {arm: build().to(device) for arm, build in peers.arms_of(name, size).items()}
+        arms = {arm: build for arm, build in peers.arms_of(name, size).items() if not mode or arm in (name, *COMPILED)}
+        models = {arm: build().to(device) for arm, build in arms.items()}
         for network in models.values():
             layer.set_memory_format_(network, memory_format)
         images = torch.randn(batch, 3, size, size, device=device).to(memory_format=memory_format)
         for training in (False, True):
-            rows += melted(peers.measure(models, images, training, ROUNDS))
+            rows += melted(peers.measure(models, images, training, ROUNDS, mode))
     return rows
 
 
@@ -137,6 +142,8 @@ def units(device: torch.device, toy: bool) -> Iterator[Unit]:
             yield f"layer/{'x'.join(map(str, size))}/{kind}", partial(time_layer, size, kind, device)
         for name in () if toy else peers.FAMILIES:
             yield f"peers/{name}/{kind}", partial(time_peers, name, kind, device, toy)
+            for mode in ("default", "reduce-overhead") if kind == "bf16" else ():
+                yield f"peers/{name}/{kind}/compiled, {mode}", partial(time_peers, name, kind, device, toy, mode)
         for name, heads in (("cifar_resnet20", "one"),) if toy else (("resnet26t", "one"), ("resnet50", "all")):
             yield f"tune/{name}/{heads}/{kind}", partial(time_choices, name, heads, kind, device, toy)
     for size in maps[not toy :]:  # shorter maps are written out

@@ -122,6 +122,16 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) 
             torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("mode", ["default", pytest.param("reduce-overhead", marks=pytest.mark.slow)])
+def test_a_compiled_training_has_the_losses_of_an_eager_one(mode: str, tmp_path: Path) -> None:
+    losses: dict[str, list[float]] = {"off": [], mode: []}
+    for name, values in losses.items():
+        model = small_child()
+        model.get_submodule("3").p = 0.0  # a compiled network draws other numbers
+        small_fit(tmp_path / name, model, losses=values, epochs=1, accumulate=2, compile=name)
+    assert losses[mode] == pytest.approx(losses["off"], rel=1e-4)
+
+
 def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(tmp_path: Path) -> None:
     losses = [torch.tensor(1.0)] * 7 + [torch.tensor(math.nan)]  # of the 8th training batch of 5 an epoch
     message = r"loss is nan at epoch 2, step 3.*newest state is .*00002-00000002.pt"

@@ -183,8 +183,8 @@ class Recipe(Config):
     """Mixed precision."""
     channels_last: bool = False
     """Keep maps as NHWC in memory. Faster convolutions on GPUs with mixed precision."""
-    compile: bool = False
-    """Compile the network with torch.compile."""
+    compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], Off] = "off"
+    """Mode of torch.compile; reduce-overhead replays CUDA graphs, for networks that wait for the launch of kernels."""
     tune: bool = False
     """Time the implementations of every recast layer before its first update and use the fastest (`recast.tune_`)."""
     sync_bn: Annotated[bool, Rare()] = False
@@ -277,7 +277,7 @@ class Recipe(Config):
                 raise clash("`schedule.kind` never requires `recast.stride` remove, and `recast.gate` linear")
         elif schedule.is_during and not self.has_layers:
             raise clash(f"`schedule.kind` {schedule.kind} requires layers, but `where` is none")
-        if self.tune and (self.compile or gate == "bias" or not self.has_layers):
+        if self.tune and (self.compile != "off" or gate == "bias" or not self.has_layers):
             raise clash("`tune` requires recast layers with another `gate` than bias, without `compile`; drop `tune`")
         if isinstance(schedule, AtOnce) and schedule.conv_epochs >= self.epochs:
             raise clash(f"`schedule.conv_epochs` must be below `epochs` ({self.epochs}), got {schedule.conv_epochs}")

@@ -141,7 +141,9 @@ class _Loop:
         setting = Setting(steps, device, amp, recipe.regularization.freeze)
         self.objective = Objective(recipe.task, data, model, parent, setting)
         self.state.loss = self.objective.stateful
-        self.compiled: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
+        self.compiled: nn.Module = model
+        if recipe.compile != "off":
+            self.compiled = torch.compile(model, mode=recipe.compile)  # type: ignore[assignment]
         network = distributed.wrapped(self.compiled, device)
         self.update = Update(self.state, network, recipe, data, self.objective, device)
         self.probe: list[Tensor] | None = None

@@ -139,6 +139,7 @@ class Update:
         return (images, labels) if self.mix is None else self.mix(images, labels)
 
     def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()  # memory of the last part may be written again
         with torch.autocast(images.device.type, AMP_DTYPES.get(self.recipe.amp), enabled=self.recipe.amp != "off"):
             outputs = self.network(*self.objective.task.inputs(images, targets))
         loss = self.objective(outputs, images, targets)
