@@ -71,12 +71,14 @@ from typing import Any
 import numpy as np
 import price
 import torch
+import trainings
 from evidence.csv_files import append, has_row, read
 from evidence.images import read as read_images
 from evidence.measure import corrupted
-from price import CHOICES, correct, groups_of, macs_of, top1
+from price import CHOICES
 from timm.layers import NonLocalAttn
 from torch import Tensor, nn
+from trainings import correct, groups_of, macs_of, top1
 
 import recast
 from recast.analysis.wakefulness import wakefulness
@@ -142,7 +144,7 @@ def draw_grids(photos: ImageTensors, count: int, seed: int) -> tuple[Tensor, Ten
     chosen = photos.pixels[order[(members.cumsum(0) - members)[classes] + drawn]]
     cells = torch.rand(count, 4, generator=generator).argsort(1)
     grid = torch.zeros(count, 4, 3, 32, 32)
-    grid[torch.arange(count)[:, None], cells[:, :3]] = price.normalised(chosen)
+    grid[torch.arange(count)[:, None], cells[:, :3]] = trainings.normalised(chosen)
     canvas = grid.unflatten(1, (2, 2)).permute(0, 3, 1, 4, 2, 5)  # N, channels, grid row, row, grid column, column
     return canvas.reshape(count, 3, 64, 64), answers
 
@@ -157,7 +159,7 @@ def photos(part: str) -> ImageTensors:
 @torch.no_grad()
 def load_photos(held_out: str, out: Path) -> tuple[nn.Module, Data]:
     """Return the last stage of the parent, and features and answers, from disk or computed: to train on, and others."""
-    network: Any = price.cifar10_network()
+    network: Any = trainings.cifar10_network()
     trunk = nn.Sequential(network.conv1, network.bn1, network.act1, network.layer1, network.layer2)
     data: list[Tensor] = []
     for seed, part in enumerate(("train", held_out)):
@@ -175,7 +177,7 @@ def right_corrupted(model: nn.Module, out: Path) -> np.ndarray:
     test = photos("test")
     few = test.subset(choose_balanced(test.labels, TESTED["corrupted"], "the test images"))
     kinds = corrupted(few, out / "corrupted").values()
-    return np.stack([correct(model, price.normalised(x.pixels), x.labels).numpy() for x in kinds])
+    return np.stack([correct(model, trainings.normalised(x.pixels), x.labels).numpy() for x in kinds])
 
 
 # --- networks and trainings -------------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ def build(parent: nn.Module, setting: Setting, images: Tensor, seed: int) -> nn.
         torch.manual_seed(seed)
         model, pixels = copy.deepcopy(parent), parent.forward_features(images[:1])[0, 0].numel()  # type: ignore[operator]
         new = build(parent, complete(NEW), images, seed)
-        price.add_block(model, "non-local", (macs_of(new, images) - macs_of(parent, images)) / pixels, pixels)
+        trainings.add_block(model, "non-local", (macs_of(new, images) - macs_of(parent, images)) / pixels, pixels)
         return model
     if setting["block"] or setting["content_heads"]:
         return price.build(parent, setting, images, seed)
@@ -307,7 +309,7 @@ def times(options: argparse.Namespace) -> None:
         if not options.only or arm in options.only:
             model = build(parent, setting, data[0], 0)
             timed[arm] = model, groups_of(model, LR[task], setting), *first
-    price.write_times(options.out / f"times_{task}.csv", task, timed, rounds=21)
+    trainings.write_times(options.out / f"times_{task}.csv", task, timed, rounds=21)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -316,19 +318,19 @@ def compare(options: argparse.Namespace) -> None:
     parent, data = load(task, "test", out)
     step = {row["arm"]: float(row["step"]) for row in read(out / f"times_{task}.csv")}
     path = out / "compare.csv"
-    for seed, arm in price.missing_runs(options, path, arms(task), task=task):
+    for seed, arm in trainings.missing_runs(options, path, arms(task), task=task):
         setting = arms(task)[arm]
         epochs = setting["epochs"] * (step[setting["as_long_as"]] / step[arm] if "as_long_as" in setting else 1)
         model = build(parent, setting, data[0], seed)
         seconds = price.train_on(task, model, data, setting, LR[task], epochs, seed)
         hits = correct(model, *data[2:])
-        price.store(out / "right" / f"{task}_{arm}_{seed}.npy", hits)
+        trainings.store(out / "right" / f"{task}_{arm}_{seed}.npy", hits)
         row = {"task": task, "arm": arm, "seed": seed, "epochs": f"{epochs:.2f}", "top1": top1(hits)}
         row |= {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, data[2][:64])
         append(path, row)
         if task == "converged":
             in_kinds = right_corrupted(model, out)
-            price.store(out / "right" / f"corrupted_{arm}_{seed}.npy", in_kinds)
+            trainings.store(out / "right" / f"corrupted_{arm}_{seed}.npy", in_kinds)
             append(path, row | {"task": "corrupted", "top1": f"{100 * in_kinds.mean():.2f}"})
 
 
@@ -339,14 +341,14 @@ def table(options: argparse.Namespace) -> None:
     def right(task: str, arm: str, seeds: list[str]) -> np.ndarray:
         """Return the share of an image's versions that were classified correctly, 0 or 1 but for corrupted ones."""
         versions = 15 if task == "corrupted" else 1
-        each = price.stored(out / "right" / f"{task}_{arm}", seeds, versions * TESTED[task])
+        each = trainings.stored(out / "right" / f"{task}_{arm}", seeds, versions * TESTED[task])
         return each.reshape(len(seeds), versions, -1).mean(1)
 
     timed = [row for path in sorted(out.glob("times_*.csv")) for row in read(path)]
     tables = {"_sweep": read(out / "sweep.csv"), "": runs, "_times": timed}
-    price.write_tables("beside", tables | {"_differences": list(price.differences(runs, OURS, right))})
+    trainings.write_tables("beside", tables | {"_differences": list(trainings.differences(runs, OURS, right))})
 
 
 if __name__ == "__main__":
     parts = {"sweep": sweep, "times": times, "compare": compare, "table": table}
-    price.main(__doc__, ("odd_photo", "odd_digit", "cifar", "converged"), parts)
+    trainings.main(__doc__, ("odd_photo", "odd_digit", "cifar", "converged"), parts)

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from evidence.csv_files import RESULTS, append, has_row, read, write
 from PIL import Image
-from price import top1
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop, normalize
+from trainings import top1
 
 import recast
 from recast.lab.evaluation.imagenet_corruptions import KINDS, corrupt_bytes

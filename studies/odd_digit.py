@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from evidence.csv_files import RESULTS, write
-from price import correct
+from trainings import correct
 
 import recast
 from recast.lab.config.text import load_recipe

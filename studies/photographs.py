@@ -56,12 +56,11 @@ from typing import Any
 
 import beside
 import numpy as np
-import price
 import torch
+import trainings
 from beside import AFTER, NEW, LastStage, complete, evidence, photos
 from evidence.csv_files import append, has_row, read
 from PIL import Image
-from price import correct, groups_of, macs_of, top1
 from timm.layers import SEModule
 from timm.layers.bottleneck_attn import BottleneckAttn
 from timm.layers.cbam import CbamModule
@@ -69,6 +68,7 @@ from timm.models.convnext import ConvNeXt
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainings import correct, groups_of, macs_of, top1
 
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.digits import draw_classes
@@ -181,13 +181,13 @@ def folder(options: argparse.Namespace) -> None:
 @torch.no_grad()
 def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, dict[bool, Data]]:
     """Return the blocks to train and, from features and from pixels (True), inputs and answers: to train on, others."""
-    network: Any = price.cifar10_network()
+    network: Any = trainings.cifar10_network()
     trunk = nn.Sequential(network.conv1, network.bn1, network.act1, network.layer1, network.layer2)
     trunk.extend(network.layer3[:-BLOCKS])
     data: dict[bool, list[Tensor]] = {False: [], True: []}
     for part in ("train", held_out):
         pixels, answers = drawn(task, part)
-        images, cache = price.normalised(pixels), out / f"{task}_{part}.pt"
+        images, cache = trainings.normalised(pixels), out / f"{task}_{part}.pt"
         if not cache.exists():
             torch.save(torch.cat([trunk(canvases) for canvases in images.split(50)]), cache)
         data[False] += [torch.load(cache, weights_only=True), answers]
@@ -212,7 +212,7 @@ def build(arm: str, tail: nn.Module, images: Tensor, seed: int) -> nn.Module:
     width, size, classes = model.num_features, tuple(images.shape[2:]), model.linear.out_features
     if arm in BLOCK:
         attention, pixels = build("beside", tail, images, seed), size[0] * size[1]
-        price.add_block(model, BLOCK[arm], (macs_of(attention, images) - macs_of(tail, images)) / pixels, pixels)
+        trainings.add_block(model, BLOCK[arm], (macs_of(attention, images) - macs_of(tail, images)) / pixels, pixels)
     elif arm in ("SE", "CBAM"):
         model.layer3 = nn.Sequential(model.layer3, (SEModule if arm == "SE" else CbamModule)(width))
     elif arm == "BoTNet":
@@ -234,7 +234,7 @@ def groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
 
 def train(model: nn.Module, data: Data, lr: float, updates: int, seed: int) -> float:
     """Train by AdamW and a cosine; return the seconds of the processor."""
-    return price.train(model, *data[:2], groups(model, lr), updates, seed, BATCH, price.cosine(updates), 1e-5)
+    return trainings.train(model, *data[:2], groups(model, lr), updates, seed, BATCH, trainings.cosine(updates), 1e-5)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def times(options: argparse.Namespace) -> None:
             first = [part[:BATCH] for part in data[arm in FROM_PIXELS][:2]]
             model = build(arm, tail, first[0], 0)
             timed[arm] = model, groups(model, 1e-3), *first
-    price.write_times(options.out / f"times_{options.task}.csv", options.task, timed, "fine-tuned", 7)
+    trainings.write_times(options.out / f"times_{options.task}.csv", options.task, timed, "fine-tuned", 7)
 
 
 def updates_of(options: argparse.Namespace, arm: str) -> int:
@@ -277,14 +277,14 @@ def compare(options: argparse.Namespace) -> None:
     """Train the arms that the table lacks; store which test canvases were right."""
     task, path = options.task, options.out / "compare.csv"
     tail, data = load(task, "test", options.out)
-    for seed, arm in price.missing_runs(options, path, ARMS, task=task):
+    for seed, arm in trainings.missing_runs(options, path, ARMS, task=task):
         tried = [row for row in read(options.out / "rates.csv") if row["task"] == task]
         tried = [row for row in tried if row["arm"] == arm.replace(EQUAL_UPDATES, "fine-tuned")]
         lr = float(max(tried, key=lambda row: float(row["top1"]))["lr"])
         inputs, updates = data[arm in FROM_PIXELS], updates_of(options, arm)
         model = build(arm, tail, inputs[0][:BATCH], seed)
         seconds, hits = train(model, inputs, lr, updates, seed), correct(model, *inputs[2:])
-        price.store(options.out / "right" / f"{task}_{arm}_{seed}.npy", hits)
+        trainings.store(options.out / "right" / f"{task}_{arm}_{seed}.npy", hits)
         row = {"task": task, "arm": arm, "seed": seed, "lr": lr, "updates": updates, "top1": top1(hits)}
         append(path, row | {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, inputs[2][:64]))
 
@@ -294,13 +294,15 @@ def table(options: argparse.Namespace) -> None:
     out, runs = options.out, read(options.out / "compare.csv")
 
     def right(task: str, arm: str, seeds: list[str]) -> np.ndarray:
-        return price.stored(out / "right" / f"{task}_{arm}", seeds, COUNTS["test"])
+        return trainings.stored(out / "right" / f"{task}_{arm}", seeds, COUNTS["test"])
 
     timed = [row for path in sorted(out.glob("times_*.csv")) for row in read(path)]
     tables = {"": runs, "_times": timed, "_rates": read(out / "rates.csv")}
-    price.write_tables("photographs", tables | {"_differences": list(price.differences(runs, OURS, right, least=1))})
+    trainings.write_tables(
+        "photographs", tables | {"_differences": list(trainings.differences(runs, OURS, right, least=1))}
+    )
 
 
 if __name__ == "__main__":
     parts = {"times": times, "rates": rates, "compare": compare, "table": table, "folder": folder}
-    price.main(__doc__, TASKS, parts)
+    trainings.main(__doc__, TASKS, parts)

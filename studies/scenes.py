@@ -31,12 +31,13 @@ from typing import Any
 
 import beside
 import numpy as np
-import price
 import torch
+import trainings
 from beside import AFTER, NEW, complete
 from evidence.csv_files import RESULTS, append, read, write
-from price import NARROW, ONE, columns, groups_of
+from price import NARROW, ONE
 from torch import Tensor, nn
+from trainings import columns, groups_of
 
 from recast.lab.data import load_data
 from recast.lab.data.digits import read_digits
@@ -107,7 +108,7 @@ def train(model: nn.Module, data: tuple[Tensor, ...], setting: dict[str, Any], u
     warm_up = recipe.optim.warmup_epochs * (len(data[0]) // BATCH) / max(updates, 1)
     decay = WarmupDecay(recipe.optim.replace(warmup_epochs=warm_up), 1, updates, BATCH)
     loss = pixel_loss(recipe.task, len(CLASSES))
-    price.train(model, *data[:2], recipe_groups(model, setting), updates, seed, BATCH, decay.factor, loss=loss)
+    trainings.train(model, *data[:2], recipe_groups(model, setting), updates, seed, BATCH, decay.factor, loss=loss)
 
 
 @torch.no_grad()
@@ -133,7 +134,7 @@ def of_scenes(counts: Sequence[np.ndarray[Any, Any]], members: tuple[str, ...]) 
 def score_columns(model: nn.Module, counts: np.ndarray[Any, Any], images: Tensor) -> dict[str, str]:
     """Return the columns of a trained network."""
     scores = {name: f"{float(miou(counts.mean(0), members)):.2f}" for name, members in GROUPS.items()}
-    return scores | {"awake": price.awake_heads(model, images[:32])}
+    return scores | {"awake": trainings.awake_heads(model, images[:32])}
 
 
 def with_subnormals(call: Callable[[], None]) -> None:
@@ -150,9 +151,9 @@ def times(options: argparse.Namespace) -> None:
     for arm, setting in ARMS.items():
         setting = complete(setting)
         model = build(parent, setting, data[0], 0)
-        timed = price.calls_of(model, recipe_groups(model, setting), data[0][:BATCH], data[1][:BATCH])
+        timed = trainings.calls_of(model, recipe_groups(model, setting), data[0][:BATCH], data[1][:BATCH])
         calls[arm] = {"step": timed["step"], "step_with_subnormals": partial(with_subnormals, timed["step"])} | timed
-    rows = [{"arm": arm, **ratios} for arm, ratios in price.time_by_turns(calls, 41)]
+    rows = [{"arm": arm, **ratios} for arm, ratios in trainings.time_by_turns(calls, 41)]
     write(options.out / "times.csv", rows)
 
 
@@ -162,7 +163,7 @@ def compare(options: argparse.Namespace) -> None:
     parent, data = load("test", out)
     step = {row["arm"]: float(row["step"]) for row in read(out / "times.csv")}
     (out / "counts").mkdir(exist_ok=True)
-    for seed, arm in price.missing_runs(options, path, ARMS):
+    for seed, arm in trainings.missing_runs(options, path, ARMS):
         setting = ARMS[arm]
         share = step[setting["as_long_as"]] / step[arm] if "as_long_as" in setting else 1
         updates = round(setting.get("epochs", EPOCHS) * (len(data[0]) // BATCH) * share)
@@ -198,4 +199,4 @@ def table(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     torch.set_flush_denormal(True)
-    price.main(__doc__, (), {"times": times, "compare": compare, "table": table})
+    trainings.main(__doc__, (), {"times": times, "compare": compare, "table": table})

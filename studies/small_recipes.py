@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from evidence.csv_files import RESULTS, append, has_row, read, write
 from evidence.rule import ASLEEP, TOO_SHORT, TRAINED, is_awake
-from price import columns, correct, store, stored, top1
+from trainings import columns, correct, store, stored, top1
 
 from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.folder.records import Wakefulness
