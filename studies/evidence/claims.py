@@ -247,6 +247,13 @@ def all_claims(results: Path = RESULTS) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"source": f"{GRAFIT}, {table}", "claim": claim, "study": "grafit_claims.csv"}
         line |= {"is": "above", "threshold": row["more_than"], **numbers, "verdict": of_grafit(row)}
         stated.append(line)
+    for row in read(results / "small_recipes_differences.csv"):
+        source, _, statement = row["question"].partition(": ")
+        claim = Claim(source, statement, "", row["arm"], row["against"])
+        line = {"source": source, "claim": statement, "study": "small_recipes.csv", "metric": "clean", "is": "above"}
+        line |= {name: row[name] for name in ("arm", "against", "difference", "low_95", "high_95", "attention")}
+        line |= {"threshold": claim.threshold, "runs": row["seeds"], "detectable": row["smallest_visible"]}
+        stated.append(line | {"train_top1": row["train"], "verdict": claim.verdict(row, float(row["train"]))})
     return rows + [dict.fromkeys(rows[0], "") | row for row in stated]
 
 
