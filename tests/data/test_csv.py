@@ -425,7 +425,7 @@ def test_the_separator_or_the_mark_is_blamed(table: Write, tmp_path: Path, text:
 def test_names_that_hardly_differ_are_named(table: Write, recwarn: pytest.WarningsRecorder, other: str) -> None:
     text = said(column(table, ["cat", "dog", other, "dog"]), recwarn)
     assert "names that hardly differ are classes of their own" in text
-    assert "'cat' (3 images)" in text
+    assert "'cat' and " in text or " and 'cat'" in text
     assert "hardly differ" not in said(column(table, ["cat", "dog"]), recwarn)
 
 
