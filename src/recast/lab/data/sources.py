@@ -209,7 +209,7 @@ def load_data(
         names = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {names}.{suggest(config.name, sources)}")
     raw = source(config)
-    notes = [*raw.notes] if in_chans else [*raw.notes, *_rgb_notes(raw.train or raw.val)]
+    notes = [*raw.notes, *_alike(raw.name, raw.classes or ()), *([] if in_chans else _rgb_notes(raw.train or raw.val))]
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return assemble(config, augment, raw, grouping or Recipe().grouping, in_chans)
@@ -235,8 +235,6 @@ def assemble(
     groups = grouping.groups(config.name, classes)
     for part, images in (("training", train), ("validation", val)):
         _check_labels(images, classes, part)
-    for note in _class_notes(raw.name, classes, train, val):
-        warnings.warn(note, stacklevel=2)
     skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
     if raw.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size()
@@ -331,11 +329,8 @@ def _rgb_notes(images: LabelledImages | None) -> list[str]:
     return [*notes.values()]
 
 
-def _class_notes(where: str, classes: Sequence[str], train: LabelledImages, val: LabelledImages) -> Iterator[str]:
-    """Yield lines on classes whose names hardly differ, and on classes without training or validation images.
-
-    The former differ only in case, spaces, `_`, `-` or what cannot be seen.
-    """
+def _alike(where: str, classes: Sequence[str]) -> list[str]:
+    """Return a line about classes whose names differ only in case, spaces, `_`, `-` or what cannot be seen."""
     groups = defaultdict[str, list[str]](list)
     for name in dict.fromkeys(classes):
         text = unicodedata.normalize("NFKC", name).casefold()
@@ -343,14 +338,8 @@ def _class_notes(where: str, classes: Sequence[str], train: LabelledImages, val:
         seen = text[:1] + re.sub("[_-]", " ", text[1:])  # -1 is not 1
         key = str(int(seen)) if seen.isdecimal() and len(seen) < 19 else " ".join(seen.split())
         groups[key].append(shown(name))
-    if alike := [" and ".join(names) for names in groups.values() if len(names) > 1]:
-        yield f"{where}: names that hardly differ are classes of their own: {listed(alike, 3)}"
-    if not (len(train) and len(val)):
-        return
-    for title, part in (("training", train), ("validation", val)):
-        counts = part.class_counts(len(classes))
-        if counts is not None and (absent := [name for name, count in zip(classes, counts, strict=True) if not count]):
-            yield f"{where}: {len(absent)} of {len(classes)} classes have no {title} images: {listed(absent, 5)}"
+    alike = [" and ".join(names) for names in groups.values() if len(names) > 1]
+    return [f"{where}: names that hardly differ are classes of their own: {listed(alike, 3)}"] if alike else []
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:
