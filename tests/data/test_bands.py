@@ -130,6 +130,25 @@ def test_bits_that_rgb_does_not_keep_are_reported(tmp_path: Path, name: str, ban
     assert len(caught) == 1
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_rgb_does_not_show_of_a_file_is_reported(tmp_path: Path, packed: bool) -> None:
+    orientation, picture = Image.Exif(), Image.fromarray(NINE[..., :3].astype(np.uint8))
+    orientation[274] = 6
+    for number, path in enumerate(in_classes(tmp_path / "set", 3)):
+        if number == 1:
+            picture.save(path.with_suffix(".jpg"), exif=orientation)
+        else:
+            picture.save(path.with_suffix(".gif"), save_all=True, append_images=[picture.rotate(90)] * (number == 2))
+    config = DataConfig("folder", str(tmp_path / "set"), img_size=8)
+    if packed:
+        config = DataConfig("zip", shutil.make_archive(str(tmp_path / "set"), "zip", tmp_path / "set"), img_size=8)
+    pages, orientation_of = (
+        pytest.warns(UserWarning, match=text) for text in (r"02\.gif has 2 pages", r"01\.jpg has an EXIF orientation")
+    )
+    with pages, orientation_of:
+        load_data(config)
+
+
 def test_sixteen_bits_of_a_pnm(tmp_path: Path) -> None:
     pixels = np.arange(63, dtype=np.uint16).reshape(9, 7, 1) * 1000
     write_deep(tmp_path / "a.pgm", pixels)

@@ -78,7 +78,15 @@ def test_a_column_of_splits_is_followed(table: Write) -> None:
     rows[6][1] = "emu"
     data = load_data(table("path,label,split", rows))
     assert (len(data.train), len(data.val)) == (6, 4)
-    assert list(task_named(data.val.task).notes(Recipe(), data)) == ["1 of 3 classes have no training images: emu"]
+    notes = list(task_named(data.val.task).notes(Recipe(), data))
+    assert notes == ["1 of 3 classes have no training images: emu"]
+    data = load_data(
+        table("path,label,split", [[path, name, "val" if name == "cat" else "train"] for path, name in PLAIN])
+    )
+    assert [note.split(" have ")[1] for note in task_named(data.val.task).notes(Recipe(), data)] == [
+        "no training images: cat",
+        "no validation images: dog",
+    ]
 
 
 def test_numbers_are_classes_in_their_order(table: Write) -> None:
@@ -425,8 +433,14 @@ def test_the_separator_or_the_mark_is_blamed(table: Write, tmp_path: Path, text:
 def test_names_that_hardly_differ_are_named(table: Write, recwarn: pytest.WarningsRecorder, other: str) -> None:
     text = said(column(table, ["cat", "dog", other, "dog"]), recwarn)
     assert "names that hardly differ are classes of their own" in text
-    assert "'cat' (3 images)" in text
+    assert "'cat'" in text
     assert "hardly differ" not in said(column(table, ["cat", "dog"]), recwarn)
+    assert "hardly differ" not in said(column(table, ["-1", "1"]), recwarn)
+
+
+@pytest.mark.parametrize("word", ["NA", "None", "null", "<NA>"])
+def test_a_word_for_a_missing_value_is_named(table: Write, recwarn: pytest.WarningsRecorder, word: str) -> None:
+    assert f"{word!r} is a class (4 rows)" in said(column(table, ["0", "1", word]), recwarn)
 
 
 def test_an_image_of_another_folder_is_not_taken(

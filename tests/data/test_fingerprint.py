@@ -129,3 +129,9 @@ def test_masks(goes_on: GoesOn, tmp_path: Path) -> None:
 def test_drawn_data_are_always_the_same(name: str) -> None:
     first, second = (fingerprint_of(load_data(DataConfig(name))) for _ in range(2))
     assert json.loads(json.dumps(first)) == second
+
+
+def test_a_share_that_is_held_out_anew_is_reported(folder: Path, goes_on: GoesOn) -> None:
+    config = DataConfig("folder", data_dir=str(folder / "train"), img_size=8)
+    with pytest.warns(UserWarning, match="The 2 images are a share of the folder, held out anew"):
+        goes_on(config, lambda: picture(folder / "train/cat/9.png", 5), goes_on=False)

@@ -137,6 +137,26 @@ def test_a_local_folder_is_read(hugging_face: Any, tmp_path: Path) -> None:
         assert all(map(torch.equal, batch, twin))
 
 
+def test_the_column_of_labels_is_chosen_by_name_and_reported(hugging_face: Any, tmp_path: Path) -> None:
+    sex, kind = hugging_face.ClassLabel(names=["f", "m"]), hugging_face.ClassLabel(names=["a", "b", "c"])
+    (tmp_path / "set").mkdir()
+    pictures = [{"bytes": png(i), "path": None} for i in range(3)]
+    rows = {"image": pictures, "sex": [0, 1, 0], "label": [2, 1, 0], "age": [7, 8, 9]}
+    kinds = {"image": hugging_face.Image(), "sex": sex, "label": kind, "age": hugging_face.Value("int32")}
+    table = hugging_face.Dataset.from_dict(rows, features=hugging_face.Features(kinds))
+    table.to_parquet(tmp_path / "set" / "train.parquet")
+    table.to_parquet(tmp_path / "set" / "test.parquet")
+    config = DataConfig(f"hfds/{tmp_path / 'set'}", str(tmp_path / "cache"), img_size=16)
+    with pytest.warns(UserWarning, match="label as label; not used: sex, age"):
+        data = load_data(config)
+    assert (data.classes, data.train.labels.tolist()) == (["a", "b", "c"], [2, 1, 0])
+    data = load_data(config.replace(label_column="sex"))
+    assert (data.classes, data.train.labels.tolist()) == (["f", "m"], [0, 1, 0])
+    assert load_data(config.replace(label_column="age")).train.labels.tolist() == [7, 8, 9]
+    with pytest.raises(RecastError, match=r"columns image, sex, label, age: .*nope"):
+        load_data(config.replace(label_column="nope"))
+
+
 def test_a_folder_of_webdataset_shards_is_read(hugging_face: Any, tmp_path: Path) -> None:
     for split, count in (("train", 6), ("validation", 3)):
         (tmp_path / "set").mkdir(exist_ok=True)

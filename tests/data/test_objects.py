@@ -258,6 +258,8 @@ def test_the_line_about_boxes(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="crowds: 1, .*: 66.7 %; masks: 1, not used, as others have none"):
         data = load_data(write(tmp_path, coco))
     assert not data.train.has_masks
+    with pytest.warns(UserWarning, match="categories without a box: eel"):
+        load_data(write(tmp_path, COCO | {"categories": [*COCO["categories"], {"id": 99, "name": "eel"}]}))
 
 
 @pytest.mark.parametrize("form", ["images\\{}", "C:\\mine\\images\\{}", "/data/upload/{}", "https://host/images/{}"])

@@ -376,3 +376,12 @@ def test_mean_and_std_of_the_data(tmp_path: Path) -> None:
     assert load_data(folder(tree, img_size=40, std="data")).mean[0] == 0.485
     with pytest.raises(RecastError, match="mean must be"):
         folder(tree, mean="dota")
+    with pytest.raises(RecastError, match="divide those of 0 to 255 by 255"):
+        load_data(folder(tree, img_size=40, mean=(123.7, 116.3, 103.5)))
+    assert load_data(folder(tree, img_size=40, mean=(0, 0, 0), std=(1, 1, 1))).std == (1, 1, 1)
+
+
+def test_class_folders_whose_names_hardly_differ_are_named(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", {"sea_lion": 2, "Sea Lion": 2})
+    with pytest.warns(UserWarning, match="'Sea Lion' and 'sea_lion'"):
+        assert load_data(folder(tree, img_size=8)).classes == ["Sea Lion", "sea_lion"]

@@ -115,6 +115,11 @@ def check_same(run: RunFolder, data: Data, *, goes_on: bool) -> None:
             "with --out"
         )
     if changes:
+        if data.is_held_out and not goes_on:
+            text += (
+                f". The {len(data.val):,} images are a share of the folder, held out anew: the run may be trained on "
+                "some of them"
+            )
         warnings.warn(f"the data of {run} changed since it began: {text}", stacklevel=2)
 
 

@@ -77,8 +77,8 @@ class ImagesConfig(Config):
     path_column: Annotated[str | None, Rare()] = None
     """Column of the paths in labels_file. None: path, file, filename, image, image_id, Image Index or similar."""
     label_column: Annotated[str | None, Rare()] = None
-    """Column of the labels in labels_file, or one 0/1 column per class (a,b,c). None: label, labels, class,
-    Finding Labels or similar."""
+    """Column of the labels in labels_file or of hfds/NAME, or one 0/1 column per class (a,b,c). None: label, labels,
+    class, Finding Labels or similar."""
     label_separator: Annotated[str | None, Rare()] = None
     """Separator of several labels in a cell; none: each cell is one label. None: lists, or | or ; if cells contain
     it."""
@@ -100,7 +100,8 @@ class ImagesConfig(Config):
         if self.name.startswith("csv") and self.labels_file is None:
             raise clash(f"`name` {self.name} requires `labels_file`, a CSV or Parquet file of paths and labels")
         for name in ("labels_file", "path_column", "label_column", "label_separator", "group_column"):
-            if getattr(self, name) is not None and not self.name.startswith("csv"):
+            fits = self.name.startswith(("csv", "hfds/") if name == "label_column" else "csv")
+            if getattr(self, name) is not None and not fits:
                 raise clash(f"`{name}` requires `name` csv, got {self.name}")
         if self.data_dir is not None and (own := EMBEDDED.get(self.name)):
             raise clash(f"`data_dir` is not for `name` {self.name}, images of the package: `name` {own} reads your own")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -198,14 +197,14 @@ def order_classes(path: Path, name: str, labels: list[list[str]]) -> tuple[list[
                 labels = [list(dict.fromkeys(whole[label] for label in row)) for row in labels]
                 classes = list({whole[label] for label in classes})
             classes.sort(key=lambda label: (int(label), label))
-            return labels, classes, [*_numbers_note(path, name, classes, len(labels)), *_alike(path, labels)]
+            return labels, classes, _numbers_note(path, name, classes, len(labels))
         if len(classes) > MOST_DECIMALS or 2 * len(classes) > len(labels):
             raise RecastError(
                 f"{path}: column {name} holds {len(classes)} different decimals ({listed(classes, 3)}): classes, or a "
                 "number to predict? only classes are supported; write them as words or whole numbers"
             )
         classes.sort(key=float)
-    return labels, classes, _alike(path, labels)
+    return labels, classes, []
 
 
 def _numbers_note(path: Path, name: str, classes: Sequence[str], rows: int) -> list[str]:
@@ -216,18 +215,6 @@ def _numbers_note(path: Path, name: str, classes: Sequence[str], rows: int) -> l
         return []
     text = f"column {name} holds {count} different whole numbers ({first} to {last}) in {rows} rows"
     return [f"{path}: {text}: each is a class of its own, without an order; numbers such as ages are not predicted"]
-
-
-def _alike(path: Path, labels: Iterable[Iterable[str]]) -> list[str]:
-    """Return a line about classes whose names differ only in case, spaces, `_`, `-` or what cannot be seen."""
-    count, groups = Counter(label for row in labels for label in row), defaultdict[str, list[str]](list)
-    for label in sorted(count):
-        text = unicodedata.normalize("NFKC", label).casefold()
-        seen = "".join(" " if mark in "_-" else mark for mark in text if unicodedata.category(mark) != "Cf")
-        key = str(int(seen)) if seen.isdecimal() and len(seen) < 19 else " ".join(seen.split())
-        groups[key].append(f"{shown(label)} ({count[label]} images)")
-    alike = [" and ".join(names) for names in groups.values() if len(names) > 1]
-    return [f"{path}: names that hardly differ are classes of their own: {listed(alike, 3)}"] if alike else []
 
 
 def described(used: Mapping[str, str], columns: Iterable[str]) -> str:

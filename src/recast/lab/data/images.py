@@ -38,6 +38,8 @@ SIXTEEN_BIT = ("PNG", "PPM")
 
 BIT_DEPTH, PHOTOMETRIC, SAMPLES, FORMAT = 258, 262, 277, 339
 """Tags of a TIFF: bits of every band, meaning of its numbers, number of bands, kind of numbers (1: unsigned)."""
+ORIENTATION = 274
+"""Tag of EXIF: how to rotate and mirror an image (1: as it is)."""
 WHITE_IS_ZERO, PALETTE = 0, 3
 """Meanings of the numbers of a TIFF."""
 

@@ -19,6 +19,7 @@ from torchvision import datasets as vision
 from recast.errors import RecastError, first_line, suggest
 from recast.lab.config import DataConfig
 from recast.lab.data.bands import bands_of, open_bands
+from recast.lab.data.columns import IMAGES, LABELS, described, usual
 from recast.lab.data.datasets import ImageFiles, RawData
 from recast.lab.data.folders import data_dir
 from recast.lab.data.images import PHOTO, decode_errors, open_image, to_rgb
@@ -142,9 +143,9 @@ def _labels(dataset: Any) -> Tensor:
 def find_on_hub(config: DataConfig) -> RawData:
     """Read hfds/NAME: a data set of the Hub (cached ones offline too) or a local folder; data_dir is the cache.
 
-    Images are the first image column, labels the first column of named classes, else `label`, or `cls` of WebDataset
-    shards. Raises RecastError if the data set cannot be loaded or has no such columns, no labels, or no train or
-    validation split.
+    Of several image columns and columns of named classes, or integers called `label` or `cls` (WebDataset), those with
+    a usual name are taken, else the first, with a note; `label_column` names others. Raises RecastError if the data set
+    cannot be loaded or has no such columns, no labels, or no train or validation split.
     """
     datasets = optional_package("datasets", "datasets", "hfds/NAME requires Hugging Face datasets")
     from timm.data.readers.reader_hfds import ReaderHfds
@@ -159,14 +160,26 @@ def find_on_hub(config: DataConfig) -> RawData:
     if train is None and val is None:
         raise RecastError(f"{config.name} has the splits {', '.join(splits)}: expected train, validation or test")
     features = next(iter(splits.values())).features
-    image = next((key for key, feature in features.items() if isinstance(feature, datasets.Image)), None)
-    named = next((key for key, feature in features.items() if isinstance(feature, datasets.ClassLabel)), None)
-    whole = (key for key in ("label", "cls") if "int" in str(getattr(features.get(key), "dtype", "")))
-    label = named or next(whole, None)
-    if image is None or label is None:
+    pictures = [key for key, feature in features.items() if isinstance(feature, datasets.Image)]
+    named = [key for key, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+    whole = [key for key, feature in features.items() if "int" in str(getattr(feature, "dtype", ""))]
+    usual_labels = [*LABELS, "cls"]
+    labels = [*named, *(key for key in whole if key in ("label", "cls") and key not in named)]
+    if (asked := config.label_column) is not None:
+        labels, usual_labels = [key for key in whole if key == asked], [asked]
+    if not (pictures and labels):
         raise RecastError(
             f"{config.name} has the columns {', '.join(features)}: expected a column of images and one of labels "
-            "(named classes, or integers called label)"
+            f"({asked or 'named classes, or integers called label'})"
+        )
+    image, label = (
+        next((key for key in keys if usual(key) in names), keys[0])
+        for keys, names in ((pictures, IMAGES), (labels, usual_labels))
+    )
+    notes = parts_note(config.name, train, val, splits)
+    if len(pictures) > 1 or (len(labels) > 1 and asked is None):
+        notes.append(
+            f"{config.name}: {described({image: 'image', label: 'label'}, features)}; --label-column takes others"
         )
 
     def images(split: str | None) -> ImageFiles | None:
@@ -178,5 +191,5 @@ def find_on_hub(config: DataConfig) -> RawData:
             raise RecastError(f"{where} {labels.index(None)} has no label")
         return _images(reader, torch.tensor(labels, dtype=torch.long), where)
 
-    classes = list(features[named].names) if named else None
-    return RawData(name, images(train), images(val), classes, notes=parts_note(config.name, train, val, splits))
+    classes = list(features[label].names) if label in named else None
+    return RawData(name, images(train), images(val), classes, notes=notes)

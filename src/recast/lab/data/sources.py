@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,16 +16,15 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.errors import RecastError, listed, suggest
+from recast.errors import RecastError, listed, shown, suggest
 from recast.lab.config import Augmentation, DataConfig, Recipe, TaskConfig
 from recast.lab.config.inputs import SOURCES, is_of_lab
 from recast.lab.config.recipe import Groups, PaperConfig, extend
 from recast.lab.data.augment import resolve
-from recast.lab.data.bands import TIFF
 from recast.lab.data.datasets import SIZED, ImageFiles, LabelledImages, RawData, SmallImages
 from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
-from recast.lab.data.images import PHOTO, bits_of, in_unit, opened
+from recast.lab.data.images import ORIENTATION, PHOTO, bits_of, in_unit, opened
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, choose_stratified, hold_out
@@ -118,7 +120,8 @@ class Data:
         side, test, crop = data.img_size, data.test_size, data.val.crop_pct
         size = f"{side}x{side} pixels{size_from}" + f", tested at {test}x{test}" * (test != side)
         size += "" if crop in (None, 1) else f", test crop {crop:g}"
-        return data, "images: {}, mean {}, std {} ({})".format(size, *norm, norm_from)
+        count = f"{len(data.train):,} training, {len(data.val):,} validation, {len(data.classes)} classes"
+        return data, "images: {}; {}, mean {}, std {} ({})".format(count, size, *norm, norm_from)
 
     def _sized_for(self, model: nn.Module, defaults: InputDefaults | None) -> tuple[Data, str]:
         """Return the data with the size for a network, and where it comes from; "" if it stays."""
@@ -206,7 +209,7 @@ def load_data(
         names = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {names}.{suggest(config.name, sources)}")
     raw = source(config)
-    notes = [*raw.notes] if in_chans else [*raw.notes, *_rgb_notes(raw.train or raw.val)]
+    notes = [*raw.notes, *_alike(raw.name, raw.classes or ()), *([] if in_chans else _rgb_notes(raw.train or raw.val))]
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return assemble(config, augment, raw, grouping or Recipe().grouping, in_chans)
@@ -279,6 +282,10 @@ def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> Stats:
             f"data.mean and data.std require {images.in_chans or 3} numbers each, one per channel, got {len(mean)} and "
             f"{len(std)}"
         )
+    if images.in_chans is None and max(map(abs, (*mean, *std))) > 1:
+        raise RecastError(
+            f"data.mean and data.std are of pixels in [0, 1], got {mean} and {std}: divide those of 0 to 255 by 255"
+        )
     return mean, std
 
 
@@ -302,19 +309,37 @@ def _fits_unit(mean: Sequence[float], std: Sequence[float]) -> bool:
 
 
 def _rgb_notes(images: LabelledImages | None) -> list[str]:
-    """Return a line each, over a few files, on pages of a TIFF and on bits that RGB does not keep; none otherwise."""
+    """Return a line each, over a few files, on pages, on bits that RGB does not keep, and on orientations; or none."""
     items, notes = getattr(images, "items", ()), dict[str, str]()
     content = getattr(getattr(images, "read", None), "content", lambda path: (path, path))  # of a zip
     for item in items[:: max(1, len(items) // SIZED)] if isinstance(items, list) else ():
         with suppress(RecastError), opened(*content(item)) as image:
             _, name = content(item)
-            if name.lower().endswith(TIFF) and (pages := getattr(image, "n_frames", 1)) > 1:
-                cure = "; --in-chans N reads them as bands" * isinstance(images, ImageFiles)
+            if image.format != "MPO" and (pages := getattr(image, "n_frames", 1)) > 1:  # MPO: previews of a camera
+                cure = "; --in-chans N reads them as bands" * (
+                    image.format == "TIFF" and isinstance(images, ImageFiles)
+                )
                 notes.setdefault("pages", f"{name} has {pages} pages and is read as the first{cure}")
             if bits_of(image) == 16:
                 cure = "--in-chans N keeps all" if isinstance(images, ImageFiles) else "scale its values to 8 bits"
                 notes.setdefault("bits", f"{name} has 16-bit pixels, of which RGB keeps the upper 8 bits; {cure}")
+            if image.getexif().get(ORIENTATION, 1) != 1:
+                cure = "rotate such images first if they should stand upright"
+                notes.setdefault("orientation", f"{name} has an EXIF orientation and is read as stored; {cure}")
     return [*notes.values()]
+
+
+def _alike(where: str, classes: Sequence[str]) -> list[str]:
+    """Return a line about classes whose names differ only in case, spaces, `_`, `-` or what cannot be seen."""
+    groups = defaultdict[str, list[str]](list)
+    for name in dict.fromkeys(classes):
+        text = unicodedata.normalize("NFKC", name).casefold()
+        text = "".join(mark for mark in text if unicodedata.category(mark) != "Cf")
+        seen = text[:1] + re.sub("[_-]", " ", text[1:])  # -1 is not 1
+        key = str(int(seen)) if seen.isdecimal() and len(seen) < 19 else " ".join(seen.split())
+        groups[key].append(shown(name))
+    alike = [" and ".join(names) for names in groups.values() if len(names) > 1]
+    return [f"{where}: names that hardly differ are classes of their own: {listed(alike, 3)}"] if alike else []
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:

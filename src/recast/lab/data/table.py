@@ -32,6 +32,8 @@ from recast.lab.data.seeding import hold_out
 from recast.lab.data.table_files import read_file
 from recast.lab.data.trees import check_one_row, composed, find_file
 
+MISSING = ("na", "n/a", "#n/a", "<na>", "none", "null")
+"""Words that R, pandas and databases write for a missing value, in lower case; they may also name a class."""
 NOWHERE = ("", ".", "..")
 """Parts of a path that are no names."""
 
@@ -121,6 +123,9 @@ def _one_column(
     labels, classes, notes = order_classes(path, name, labels)
     if not classes:
         raise RecastError(f"{path}: column {name} holds no labels")
+    for word in (name for name in classes if name.casefold() in MISSING):
+        count = sum(word in row for row in labels)
+        notes.append(f"{path}: {shown(word)} is a class ({count} rows): if it means a missing label, remove the rows")
     if empty := sum(not row for row in labels):
         notes.append(f"{path}: column {name} is empty in {empty} of {len(labels)} rows: images without a label")
     return labels, classes, notes

@@ -33,6 +33,7 @@ from recast.lab.folder.files import locked, read_json, write_json
 from recast.lab.folder.records import Wakefulness, is_at_chance
 from recast.lab.folder.run import RunFolder
 from recast.lab.pages.formats import plural
+from recast.lab.task import task_named
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, epochs, judge, offers
 from recast.lab.trial.arms import ARM_NAMES, COMPARED, TRAINED, Arm
@@ -116,6 +117,8 @@ def try_(
     hold_out(data.train.labels, RATE_SHARE)  # raises where no class can spare an image
     data, pixels = data.fitted_to(model)
     say(pixels)
+    for note in task_named(data.val.task).notes(None, data):
+        say(f"note: {note}")
     return _Trial(model, data, plan, Path(out), minutes, seeds, choose_device(device), say).run(progress)
 
 

@@ -24,9 +24,10 @@ class Classify(Task):
     def notes(self, config: OneLabelTask, data: Data) -> Iterator[str]:
         if len(data.classes) == 1:
             yield "the data have one class: every prediction is correct"
-        images = data.train.labels.bincount(minlength=len(data.classes)).tolist()
-        if missing := [name for name, count in zip(data.classes, images, strict=True) if not count]:
-            yield f"{len(missing)} of {len(images)} classes have no training images: {listed(missing, 5)}"
+        for part, images in (("training", data.train), ("validation", data.val)):
+            counts = images.labels.bincount(minlength=len(data.classes)).tolist()
+            if missing := [name for name, count in zip(data.classes, counts, strict=True) if not count]:
+                yield f"{len(missing)} of {len(counts)} classes have no {part} images: {listed(missing, 5)}"
 
     def loading(self, config: OneLabelTask, data: Data) -> dict[str, Any]:
         return super().loading(config, data) | {"balanced": getattr(config, "sampler", None) is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from recast.errors import listed
 from recast.lab.evaluation.suites import SUITES, Suite
 from recast.lab.task import Loss, Meter, Task
 
@@ -31,9 +32,10 @@ class MultiLabel(Task):
         return find_multilabel(config)
 
     def notes(self, config: MultiLabelConfig, data: Data) -> Iterator[str]:
-        shares = data.train.hot.mean(0).tolist()  # type: ignore[attr-defined]  # find's
-        if one_sided := [name for name, share in zip(data.classes, shares, strict=True) if share in (0, 1)]:
-            yield f"{len(one_sided)} classes have all training images or none: {', '.join(one_sided[:3])}"
+        for part, images in (("training", data.train), ("validation", data.val)):
+            shares = images.hot.mean(0).tolist()  # type: ignore[attr-defined]  # find's
+            if one_sided := [name for name, share in zip(data.classes, shares, strict=True) if share in (0, 1)]:
+                yield f"{len(one_sided)} classes have all {part} images or none: {listed(one_sided, 3)}"
 
     def loss(self, config: MultiLabelConfig, data: Data) -> Loss:
         from recast.lab.tasks.multilabel.training import multi_hot_loss

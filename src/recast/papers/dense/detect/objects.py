@@ -194,6 +194,9 @@ def _read(path: Path, root: Path, config: DataConfig) -> tuple[ObjectImages, lis
     images = ObjectImages(list(found.values()), [objects[row] for row in found], PHOTO)
     sizes = [each.size or _size(file) for each, file in zip(images.objects, found.values(), strict=True)]
     line = check_boxes(images.objects, sizes, config.img_size or PHOTO, str(path))
+    present = set(np.concatenate([each.classes for each in images.objects]).tolist())
+    absent = [name for number, name in enumerate(classes) if number not in present]
+    line += f"; categories without a box: {listed(absent, 3)}" * bool(absent)
     line += f"; images left out, which are missing: {len(missing)}" * bool(missing)
     line += f"; images left out for an annotation that cannot be read: {damaged}" * bool(damaged)
     return images, classes, [line]
