@@ -134,6 +134,19 @@ def altered(pictures: Tensor, generator: torch.Generator) -> Tensor:
     return (cropped * gains).clamp(0, 255).round().byte()
 
 
+def seen_twice(pictures: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return canvases of pictures (N, 3, 3, h, w), the first seen twice, and cells (N, 4), that of its copy last."""
+    pictures = torch.cat([pictures, altered(pictures[:, 0], generator)[:, None]], 1)
+    cells = torch.rand(len(pictures), 4, generator=generator).argsort(1)
+    return arrange(pictures, cells, 2), cells
+
+
+def pair_answers(cells: Tensor) -> Tensor:
+    """Return the numbers in `PAIRS` of the two cells (N,) that show one photograph."""
+    answer_of = {pair: number for number, pair in enumerate(PAIRS)}
+    return torch.tensor([answer_of[tuple(pair)] for pair in cells[:, [0, 3]].sort(1).values.tolist()])
+
+
 def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return canvases (N, 3, H, W) uint8 and answers (N,) of a task."""
     generator = torch.Generator().manual_seed(seed)
@@ -150,15 +163,11 @@ def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor
         cells = torch.rand(count, 8, generator=generator).argsort(1)[:, :7]
         return arrange(sample(photos, pair.repeat_interleave(torch.tensor([4, 3]), 1), generator), cells, 2), pair[:, 0]
     classes = torch.randint(10, (count, 3), generator=generator)
-    pictures = sample(photos, classes, generator)
-    pictures = torch.cat([pictures, altered(pictures[:, 0], generator)[:, None]], 1)
-    cells = torch.rand(count, 4, generator=generator).argsort(1)
+    canvases, cells = seen_twice(sample(photos, classes, generator), generator)
     if task == "first":
         at_first = (cells == 0).float().argmax(1, keepdim=True)
-        return arrange(pictures, cells, 2), classes[:, [0, 1, 2, 0]].gather(1, at_first).flatten()
-    answer_of = {pair: number for number, pair in enumerate(PAIRS)}
-    answers = torch.tensor([answer_of[tuple(pair)] for pair in cells[:, [0, 3]].sort(1).values.tolist()])
-    return arrange(pictures, cells, 2), answers
+        return canvases, classes[:, [0, 1, 2, 0]].gather(1, at_first).flatten()
+    return canvases, pair_answers(cells)
 
 
 def drawn(task: str, part: str) -> tuple[Tensor, Tensor]:
@@ -178,12 +187,25 @@ def folder(options: argparse.Namespace) -> None:
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, dict[bool, Data]]:
-    """Return the blocks to train and, from features and from pixels (True), inputs and answers: to train on, others."""
+def split(task: str) -> tuple[nn.Sequential, nn.Module]:
+    """Return the frozen trunk, and the blocks to train with their classifier."""
     network: Any = trainings.cifar10_network()
     trunk = nn.Sequential(network.conv1, network.bn1, network.act1, network.layer1, network.layer2)
     trunk.extend(network.layer3[:-BLOCKS])
+    torch.manual_seed(0)
+    network.layer3 = network.layer3[-BLOCKS:]
+    if task in ("odd", "more"):
+        network.linear.reset_parameters()
+    elif task in PLACES:
+        network.global_pool = nn.AdaptiveAvgPool2d(2)
+        network.linear = nn.Linear(4 * network.num_features, len(PAIRS) if task == "twice" else 10)
+    return trunk, LastStage(network)
+
+
+@torch.no_grad()
+def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, dict[bool, Data]]:
+    """Return the blocks to train and, from features and from pixels (True), inputs and answers: to train on, others."""
+    trunk, tail = split(task)
     data: dict[bool, list[Tensor]] = {False: [], True: []}
     for part in ("train", held_out):
         pixels, answers = drawn(task, part)
@@ -192,14 +214,7 @@ def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, dict[bool, Dat
             torch.save(torch.cat([trunk(canvases) for canvases in images.split(50)]), cache)
         data[False] += [torch.load(cache, weights_only=True), answers]
         data[True] += [images, answers]
-    torch.manual_seed(0)
-    network.layer3 = network.layer3[-BLOCKS:]
-    if task in ("odd", "more"):
-        network.linear.reset_parameters()
-    elif task in PLACES:
-        network.global_pool = nn.AdaptiveAvgPool2d(2)
-        network.linear = nn.Linear(4 * network.num_features, len(PAIRS) if task == "twice" else 10)
-    return LastStage(network), {kind: tuple(values) for kind, values in data.items()}
+    return tail, {kind: tuple(values) for kind, values in data.items()}
 
 
 def build(arm: str, tail: nn.Module, images: Tensor, seed: int) -> nn.Module:
@@ -274,7 +289,7 @@ def rates(options: argparse.Namespace) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Train the arms that the table lacks; store which test canvases were right."""
+    """Train the arms that the table lacks; store their weights, and which test canvases were right."""
     task, path = options.task, options.out / "compare.csv"
     tail, data = load(task, "test", options.out)
     for seed, arm in trainings.missing_runs(options, path, ARMS, task=task):

@@ -7,7 +7,9 @@ import runpy
 import sys
 import zipfile
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+from torch import nn
 
+from recast.analysis.record import Attention
 from recast.lab.data.datasets import ImageTensors
 from recast.tracing.cost import count_parameters
 
@@ -219,6 +223,15 @@ def test_a_canvas_of_photographs_has_the_answer_that_it_shows(
             assert len(set(shown)) == len(shown)
             assert len(counts) == 2
             assert (counts[answer], len(shown)) == ((1, 3) if task == "odd" else (4, 7))
+
+
+def test_attention_is_summed_over_the_cells_of_a_canvas(study: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps, mix = study("photographs_maps"), torch.rand(2, 1, 64, 64).softmax(-1)
+    monkeypatch.setattr(maps.recast, "record", lambda _model: nullcontext({"layer": Attention(mix, (8, 8))}))
+    cell = torch.tensor([row // 4 * 2 + column // 4 for row in range(8) for column in range(8)])
+    for asked, read in product(range(4), repeat=2):
+        expected = mix[:, 0, cell == asked][:, :, cell == read].sum(2).mean(1)
+        torch.testing.assert_close(maps.on_cells(nn.Identity(), torch.zeros(2))[:, asked, read], expected)
 
 
 def test_no_study_hides_a_package() -> None:
