@@ -18,6 +18,8 @@ no training canvas shows, test canvases those of test.zip. Nothing but the seed 
     more      seven photographs of two classes in 2×4 cells, four of one and three of the other: the class of the four
     first     the canvases of twice: the class of the photograph in the first cell. Nothing to compare
     textures  one photograph whose 4×4 patches are shuffled: its class. Positions carry nothing, nothing to compare
+    views     as twice, but every photograph is mirrored, cropped and recoloured, each in its own way: two are views of
+              one. In twice the copy is known by its looks, even without its original (photographs_maps.py)
 
 Network: a ResNet-20 of CIFAR-10 as published (91.9 %), frozen, in eval mode, up to the last block but `BLOCKS`. Its
 features are computed once; an arm trains the blocks after that and the classifier, which is new but for textures (in
@@ -43,7 +45,8 @@ Run so far: seven arms, beside to CBAM and the ViT on features; step times of al
 rates, and with one gate for all channels. twice was run so for 6 epochs first: all arms took 4e-3, the highest rate
 then, two seeds of beside had 48 and 61 %, and no difference was shown; it was run again for 18 epochs with a third rate
 and a gate for every channel, without two 1×1 convolutions (49 %), CBAM (43) and the ViT (27). The odd photograph of
-beside.py was run there; first was not compared.
+beside.py was run there; first was not compared. views was added after twice, at the same step times (the networks are
+the same), with four arms: beside, after the blocks, fine-tuned, non-local; what decides is as above.
 """
 
 from __future__ import annotations
@@ -76,13 +79,13 @@ from recast.models.register import IMAGENET
 
 Data = tuple[Tensor, ...]
 
-TASKS = ("odd", "twice", "more", "first", "textures")
-PLACES = ("twice", "first")
+TASKS = ("odd", "twice", "more", "first", "textures", "views")
+PLACES = ("twice", "first", "views")
 """Tasks whose answer is a place."""
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 COUNTS = {"train": 4000, "dev": 1000, "test": 2000}
 SIDE, BATCH, BLOCKS = 32, 32, 1
-EPOCHS = {"odd": 6, "twice": 18, "more": 3, "first": 6, "textures": 6}
+EPOCHS = {"odd": 6, "twice": 18, "more": 3, "first": 6, "textures": 6, "views": 18}
 RATES = (1e-3, 4e-3, 1.2e-2)
 SETTINGS: dict[str, dict[str, Any]] = {
     "beside": NEW,
@@ -134,9 +137,12 @@ def altered(pictures: Tensor, generator: torch.Generator) -> Tensor:
     return (cropped * gains).clamp(0, 255).round().byte()
 
 
-def seen_twice(pictures: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def seen_twice(pictures: Tensor, generator: torch.Generator, *, all_altered: bool = False) -> tuple[Tensor, Tensor]:
     """Return canvases of pictures (N, 3, 3, h, w), the first seen twice, and cells (N, 4), that of its copy last."""
-    pictures = torch.cat([pictures, altered(pictures[:, 0], generator)[:, None]], 1)
+    pictures = pictures[:, [0, 1, 2, 0]]
+    changed = pictures if all_altered else pictures[:, 3:]
+    changed = altered(changed.flatten(0, 1), generator).unflatten(0, changed.shape[:2])
+    pictures = torch.cat([pictures[:, : 4 - changed.shape[1]], changed], 1)
     cells = torch.rand(len(pictures), 4, generator=generator).argsort(1)
     return arrange(pictures, cells, 2), cells
 
@@ -163,7 +169,7 @@ def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor
         cells = torch.rand(count, 8, generator=generator).argsort(1)[:, :7]
         return arrange(sample(photos, pair.repeat_interleave(torch.tensor([4, 3]), 1), generator), cells, 2), pair[:, 0]
     classes = torch.randint(10, (count, 3), generator=generator)
-    canvases, cells = seen_twice(sample(photos, classes, generator), generator)
+    canvases, cells = seen_twice(sample(photos, classes, generator), generator, all_altered=task == "views")
     if task == "first":
         at_first = (cells == 0).float().argmax(1, keepdim=True)
         return canvases, classes[:, [0, 1, 2, 0]].gather(1, at_first).flatten()
@@ -198,7 +204,7 @@ def split(task: str) -> tuple[nn.Sequential, nn.Module]:
         network.linear.reset_parameters()
     elif task in PLACES:
         network.global_pool = nn.AdaptiveAvgPool2d(2)
-        network.linear = nn.Linear(4 * network.num_features, len(PAIRS) if task == "twice" else 10)
+        network.linear = nn.Linear(4 * network.num_features, 10 if task == "first" else len(PAIRS))
     return trunk, LastStage(network)
 
 

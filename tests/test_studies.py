@@ -200,7 +200,7 @@ def test_every_arm_can_be_built(study: Any) -> None:
     assert len({count_parameters(model) for model in built.values()}) == 7  # of eight networks, two of the same size
 
 
-@pytest.mark.parametrize("task", ["odd", "twice", "more", "first"])
+@pytest.mark.parametrize("task", ["odd", "twice", "more", "first", "views"])
 def test_a_canvas_of_photographs_has_the_answer_that_it_shows(
     task: str, study: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_canvas_of_photographs_has_the_answer_that_it_shows(
     for (classes, numbers), answer in zip(cells, answers.tolist(), strict=True):
         shown = [pair for pair in zip(classes, numbers, strict=True) if pair[0] < 10]  # others are empty
         counts = Counter(label for label, _ in shown)
-        if task == "twice":
+        if task in ("twice", "views"):
             first, second = photographs.PAIRS[answer]
             assert len(set(shown)) == 3
             assert shown[first] == shown[second]
@@ -223,6 +223,16 @@ def test_a_canvas_of_photographs_has_the_answer_that_it_shows(
             assert len(set(shown)) == len(shown)
             assert len(counts) == 2
             assert (counts[answer], len(shown)) == ((1, 3) if task == "odd" else (4, 7))
+
+
+def test_every_view_of_a_photograph_is_altered(study: Any) -> None:
+    photographs, pictures = study("photographs"), torch.randint(0, 200, (5, 3, 3, 32, 32), dtype=torch.uint8)
+    for all_altered in (False, True):
+        canvases, cells = photographs.seen_twice(pictures, torch.Generator(), all_altered=all_altered)
+        shown = canvases.unflatten(2, (2, 32)).unflatten(4, (2, 32)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        shown = shown[torch.arange(5)[:, None], cells]
+        kept = (shown == pictures[:, [0, 1, 2, 0]]).flatten(2).all(2)
+        assert kept.tolist() == [[not all_altered] * 3 + [False]] * 5
 
 
 def test_attention_is_summed_over_the_cells_of_a_canvas(study: Any, monkeypatch: pytest.MonkeyPatch) -> None:
