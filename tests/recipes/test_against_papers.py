@@ -77,7 +77,7 @@ def test_the_quickstart_expects_what_was_measured() -> None:
 
 def test_the_small_recipes_of_tcnn_expect_what_was_measured() -> None:
     table = Path(__file__).parents[2] / "results" / "small_recipes.csv"
-    rows = [row for row in csv.DictReader(table.open(encoding="utf-8")) if row["seed"] == "0"]
+    rows = [row for row in csv.DictReader(table.read_text(encoding="utf-8").splitlines()) if row["seed"] == "0"]
     measured = {row["recipe"]: row for row in rows if row["recipe"].startswith("tcnn")}
     assert len(measured) == 5
     for name, row in measured.items():
