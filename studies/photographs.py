@@ -46,7 +46,7 @@ rates, and with one gate for all channels. twice was run so for 6 epochs first: 
 then, two seeds of beside had 48 and 61 %, and no difference was shown; it was run again for 18 epochs with a third rate
 and a gate for every channel, without two 1×1 convolutions (49 %), CBAM (43) and the ViT (27). The odd photograph of
 beside.py was run there; first was not compared. views was added after twice, at the same step times (the networks are
-the same), with four arms: beside, after the blocks, fine-tuned, non-local; what decides is as above.
+the same), with five arms: beside, after the blocks, fine-tuned, non-local, global context; what decides is as above.
 """
 
 from __future__ import annotations
