@@ -111,6 +111,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return the rows of a family, whose parent is first, in one pass, compiled in a mode of `torch.compile`."""
     counts = {arm: macs(model.train(training), images, training) for arm, model in models.items()}
+    torch._dynamo.config.recompile_limit = 64  # most arms share code: above the limit they run eager
     for model in models.values() if mode else ():
         model.compile(mode=mode)
     compiled = {None: "", "default": ", compiled"}.get(mode, f", compiled, {mode}")
@@ -141,7 +142,6 @@ def main() -> None:
     parser.add_argument("--compile", choices=("default", "reduce-overhead"), help="mode of torch.compile")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch._dynamo.config.recompile_limit = 64  # most arms share code: above the limit they run eager
     images = torch.randn(options.batch, 3, SIZE, SIZE)
     for name in options.family:
         models = {arm: build() for arm, build in arms_of(name, SIZE).items()}

@@ -104,15 +104,15 @@ def measure(options: argparse.Namespace) -> None:
         answers = model(images).argmax(1)
         right = answers == pair_answers(cells)
         # from and to the original (0), two others (1, 2) and the copy (3)
-        seen = on_cells(model, images)[torch.arange(COUNT)[:, None, None], cells[:, :, None], cells[:, None]]
-        to_copy, others = seen[:, :3, 3], torch.stack([seen[:, 1, (0, 2)], seen[:, 2, (0, 1)]], 1).amax(2)
+        weights = on_cells(model, images)[torch.arange(COUNT)[:, None, None], cells[:, :, None], cells[:, None]]
+        to_copy, others = weights[:, :3, 3], torch.stack([weights[:, 1, (0, 2)], weights[:, 2, (0, 1)]], 1).amax(2)
         shares = {
             "right": right,
             "names_copy": names_copy(answers),
             "names_lone_copy": names_copy(model(alone).argmax(1)),
-            "original_to_copy": to_copy[:, 0] > seen[:, 0, 1:3].amax(1),
+            "original_to_copy": to_copy[:, 0] > weights[:, 0, 1:3].amax(1),
             "other_to_copy": to_copy[:, 1:] > others,
-            "copy_to_original": seen[:, 3, 0] > seen[:, 3, 1:3].amax(1),
+            "copy_to_original": weights[:, 3, 0] > weights[:, 3, 1:3].amax(1),
             "most": to_copy[:, 0] > to_copy[:, 1:].amax(1),
             "least": to_copy[:, 0] < to_copy[:, 1:].amin(1),
             "share_original_to_copy": to_copy[:, 0],

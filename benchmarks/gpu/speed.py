@@ -121,7 +121,6 @@ def time_network(
 
 def time_peers(name: str, kind: str, device: torch.device, toy: bool, mode: str | None = None) -> list[Row]:
     """Time inference and a training step of a family; or of some arms, compiled in a mode of `torch.compile`."""
-    torch._dynamo.config.recompile_limit = 64  # most arms share code: above the limit they run eager
     size, batch, rows = peers.SIZE, 1 if toy else 64, []
     with computing(kind, device) as memory_format:
         arms = {arm: build for arm, build in peers.arms_of(name, size).items() if not mode or arm in (name, *COMPILED)}

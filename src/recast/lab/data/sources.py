@@ -335,8 +335,8 @@ def _alike(where: str, classes: Sequence[str]) -> list[str]:
     for name in dict.fromkeys(classes):
         text = unicodedata.normalize("NFKC", name).casefold()
         text = "".join(mark for mark in text if unicodedata.category(mark) != "Cf")
-        seen = text[:1] + re.sub("[_-]", " ", text[1:])  # -1 is not 1
-        key = str(int(seen)) if seen.isdecimal() and len(seen) < 19 else " ".join(seen.split())
+        spelling = text[:1] + re.sub("[_-]", " ", text[1:])  # -1 is not 1
+        key = str(int(spelling)) if spelling.isdecimal() and len(spelling) < 19 else " ".join(spelling.split())
         groups[key].append(shown(name))
     alike = [" and ".join(names) for names in groups.values() if len(names) > 1]
     return [f"{where}: names that hardly differ are classes of their own: {listed(alike, 3)}"] if alike else []
