@@ -17,6 +17,7 @@ from recast import AttentionBeside, RecastConfig, RecastError
 from recast.layers.functional import beside, long_maps
 from recast.layers.functional.backends import part_by_part, scaled_dot_product, written_out
 from recast.surgery.rules import convert, middle_tap
+from recast.tracing.cost import layer_cost
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
@@ -79,14 +80,15 @@ def test_the_reference_is_the_formula(random_case: Any, error_of: Any) -> None:
 def test_every_form_is_the_reference(
     dtype: torch.dtype, random_case: Any, error_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Output and every gradient: written out, a few images at a time, part by part, by torch's kernels, exported."""
+    """Output and every gradient: written out, a few images at a time, part by part, by torch's kernels, made again."""
     for seed in range(60):
         conv, x, text = random_case(seed, dtype)
         layer = opened(conv, seed)
         expected = outputs_and_gradients(layer, x, "reference")
         forms = written_out, beside._by_parts(2), part_by_part, scaled_dot_product
-        for form in forms:
+        for form, again in (*((form, False) for form in forms), (forms[seed % 4], True)):
             monkeypatch.setattr("recast.layers.beside.choose_attend", lambda *_, form=form: form)
+            monkeypatch.setattr(beside, "_makes_again", lambda *_, again=again and conv.groups == 1: again)
             measured = outputs_and_gradients(layer, x, "split")
             for name, value in expected.items():
                 largest = max(float(value.abs().max()), 1e-3)
@@ -108,6 +110,15 @@ def test_which_form_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert form(64, 8, "sdpa") is scaled_dot_product
     monkeypatch.setattr(long_maps, "MAP_NUMBERS", 64)
     assert form(64, 8, images=4) not in (written_out, part_by_part, scaled_dot_product)
+
+
+@pytest.mark.parametrize(("channels", "side", "again"), [(512, 14, True), (128, 28, False), (256, 7, False)])
+def test_large_gathers_are_made_again(channels: int, side: int, again: bool) -> None:
+    """With many keys, or on small maps, that would take more time than the memory is worth."""
+    layer = AttentionBeside(nn.Conv2d(channels, channels, 3, padding=1, device="meta"))
+    kept = layer_cost(layer, channels, side, side).activation_bytes
+    kept -= layer_cost(layer.conv, channels, side, side).activation_bytes
+    assert (kept < channels * side**2) == again  # a quarter of the input, in fp32
 
 
 def test_a_query_lies_under_its_output() -> None:

@@ -159,10 +159,8 @@ def _observe_parent(model: nn.Module, example: Example, convolutions: dict[str, 
     parent = observe(model, example, _watched(convolutions))
     planar = _planar(convolutions, parent)
     if planar and all(len(parent.calls[name][0].input) != 4 for name in planar):
-        raise RecastError(
-            f"{planar[0] or 'the model'} got {parent.calls[planar[0]][0].input}, expected (B, C, H, W): pass "
-            "image[None] for one image"
-        )
+        got = f"{planar[0] or 'the model'} got {parent.calls[planar[0]][0].input}"
+        raise RecastError(f"{got}, expected (B, C, H, W): pass image[None] for one image")
     return parent
 
 
@@ -185,9 +183,8 @@ def _observe_edited(
         return observe(model, example, _watched(convolutions), lambda subject: apply_edits_(subject, edits))
     except RecastError as error:
         first = next(edit.name for edit in edits if edit.geometry is not None)
-        raise RecastError(
-            f"stride='remove': shapes do not match without the stride of {first}; use stride='keep'. {error}"
-        ) from error
+        problem = f"stride='remove': shapes do not match without the stride of {first}"
+        raise RecastError(f"{problem}; use stride='keep'. {error}") from error
 
 
 def _convolutions(model: nn.Module, config: RecastConfig, needed: bool) -> dict[str, nn.Module]:
@@ -248,9 +245,8 @@ def _step(
     if isinstance(layer, CMHSA):
         layer.set_size_(*size)
     after = _cost(layer, calls, edited.batch)
-    starts_closed = isinstance(config, BesideGate | LinearGate) and not (
-        config.gamma_init or getattr(config, "s_init", 0.0)
-    )
+    is_open = getattr(config, "gamma_init", 0.0) or getattr(config, "s_init", 0.0)
+    starts_closed = isinstance(config, BesideGate | LinearGate) and not is_open
     height, width = max((call.output[2:] for call in calls), key=math.prod) if new is None else new.output_size(*size)
     kind = (type(module) if rule is None else rule[0]).__name__
     kind += " (by probing)" if rule is None and not isinstance(layer, AttentionBeside) else ""
@@ -274,13 +270,9 @@ def _noise_like(model: nn.Module, example: Example) -> Example:
 
 
 def _pool(
-    model: nn.Module,
-    example: Example,
-    pool: AttentionPooling,
-    edited: Observation,
-    names: Collection[str],
+    model: nn.Module, example: Example, pool: AttentionPooling, edited: Observation, names: Collection[str],
     edits: list[Edit],
-) -> tuple[Place, Cost]:
+) -> tuple[Place, Cost]:  # fmt: skip
     """Return the place of attention pooling, and the parameters, MACs and activation memory that it adds.
 
     `edited` is the pass without it, after `edits`; `names` are the layers that become attention too.
@@ -288,10 +280,8 @@ def _pool(
     place = find_place(model, _noise_like(model, example))
     check_change(model, pool, place)
     if pool.kind == "per_class" and place.classifier in names:
-        raise RecastError(
-            f"pool.kind=per_class replaces the classifier {place.classifier}, which is also selected: select other "
-            "layers, or use pool.kind=single"
-        )
+        problem = f"pool.kind=per_class replaces the classifier {place.classifier}, which is also selected"
+        raise RecastError(f"{problem}: select other layers, or use pool.kind=single")
     pooled = copy.deepcopy(model)
     put_pool_(pooled, pool, place)
     with_pool = observe(pooled, example, set(), lambda subject: apply_edits_(subject, edits))

@@ -119,10 +119,8 @@ def _layer_or_reason(
         return str(error)
     channels = [(call.input[1], call.output[1]) for call in calls if len(call.output) == 4]
     if any(pair != (layer.in_channels, layer.out_channels) for pair in channels) or len(channels) < len(calls):
-        return (
-            f"states {layer.in_channels} → {layer.out_channels} channels, but maps {calls[0].input} to "
-            f"{calls[0].output}"
-        )
+        states = f"states {layer.in_channels} → {layer.out_channels} channels"
+        return f"{states}, but maps {calls[0].input} to {calls[0].output}"
     return layer
 
 

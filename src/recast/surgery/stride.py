@@ -163,12 +163,8 @@ def _action(layer: nn.Module) -> Action | Literal["none"] | None:
 
     stride = single(getattr(layer, "stride", 1))
     if isinstance(layer, nn.AvgPool2d):
-        halves = (
-            computes_as(layer, nn.AvgPool2d)
-            and {single(layer.kernel_size), stride} == {2}
-            and not single(layer.padding)
-        )
-        return "identity" if halves else None
+        sizes = single(layer.kernel_size), stride, single(layer.padding)
+        return "identity" if computes_as(layer, nn.AvgPool2d) and sizes == (2, 2, 0) else None
     if stride == 1:
         harmless = isinstance(layer, nn.Conv2d | nn.Identity | nn.modules.batchnorm._BatchNorm | nn.GroupNorm)
         return "none" if harmless else None

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from recast.layers.functional import long_maps
 from recast.layers.functional.backends import (
@@ -31,8 +32,12 @@ from recast.layers.functional.backends import (
     times,
     written_out,
 )
-from recast.layers.functional.operands import block_diagonal, finite_half, on_accelerator
+from recast.layers.functional.operands import block_diagonal, finite_half, is_recorded, on_accelerator
 from recast.layers.geometry import is_channels_last
+
+MADE_AGAIN = 1 << 16
+"""Numbers of C X for an image beyond which, with few keys, the backward pass makes it again: it is as large as the
+input, and takes 2 % of the layer's time (results/layer_again.csv)."""
 
 
 class BesideWeights(NamedTuple):
@@ -86,8 +91,15 @@ def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Atten
         query, key = times(torch.cat([w.query, w.key]), tokens).chunk(2, 1)
     else:
         query, key = times(w.query, queries.flatten(2)), times(w.key, tokens)
-    gathered = attend(query.transpose(1, 2)[:, None], key[:, None], as_tokens(x), scale=scale)
-    kernel = w.gamma[:, None] * w.content
+    operands, kernel = (query.transpose(1, 2)[:, None], key[:, None], as_tokens(x)), w.gamma[:, None] * w.content
+
+    def attended(kernel: Tensor, *operands: Tensor) -> Tensor:
+        return times(kernel, attend(*operands, scale=scale).transpose(1, 2))
+
+    if _makes_again(tokens, queries, w.groups):
+        product = checkpoint(attended, kernel, *operands, use_reentrant=False, preserve_rng_state=False)
+        return y + product.reshape(y.shape).to(y.dtype)
+    gathered = attend(*operands, scale=scale)
     if w.groups > 1:
         pixels = gathered.transpose(1, 2).reshape(queries.shape)
         return y + F.conv2d(pixels, kernel[:, :, None, None], groups=w.groups).to(y.dtype)
@@ -98,6 +110,13 @@ def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Atten
         outputs = torch.baddbmm(outputs.transpose(1, 2), gathered, kernels.transpose(1, 2))
         return outputs.unflatten(1, y.shape[2:]).permute(0, 3, 1, 2)  # strides of channels_last, of one image too
     return torch.baddbmm(outputs, kernels, gathered.transpose(1, 2)).reshape(y.shape)
+
+
+def _makes_again(tokens: Tensor, queries: Tensor, groups: int) -> bool:
+    """Return True if the backward pass makes C X again. A compiler chooses for itself what it keeps."""
+    is_eager = not is_recorded() and not torch.compiler.is_compiling()  # else sizes may be symbols
+    has_few_keys = is_eager and KEYS * tokens.shape[2] <= tokens.shape[1]
+    return has_few_keys and groups == 1 and torch.is_grad_enabled() and queries[0].numel() > MADE_AGAIN
 
 
 def choose_attend(x: Tensor, y: Tensor, backend: str) -> Attend:

@@ -109,10 +109,8 @@ def _reset_classifier(model: Any, num_classes: int, *args: Any, **kwargs: Any) -
 def class_head(layer: nn.Module) -> ClassHead:
     """Return a layer that applies each row of a classifier to its own class's vector; weights are copied."""
     if not isinstance(layer, nn.Linear | nn.Conv2d) or not computes_as(layer, nn.Linear, nn.Conv2d, TimmLinear):
-        raise RecastError(
-            f"expected a linear classifier, got {type(layer).__name__} (with a forward or hooks of its own?): take a "
-            "single token"
-        )
+        got = f"{type(layer).__name__} (with a forward or hooks of its own?)"
+        raise RecastError(f"expected a linear classifier, got {got}: take a single token")
     weight, bias = layer.weight.detach().flatten(1), layer.bias
     head = ClassHead(weight.shape[1], weight.shape[0], bias is not None, as_map=isinstance(layer, nn.Conv2d)).to(weight)
     with torch.no_grad():

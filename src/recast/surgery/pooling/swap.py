@@ -137,10 +137,8 @@ def _check_place(model: nn.Module, at: nn.Module, place: Place) -> None:
 
 def _classifier(model: nn.Module, place: Place) -> nn.Module:
     if place.classifier is None:
-        raise RecastError(
-            f"the logits of {type(model).__name__} are not those of one linear layer after its pooling, whose rows "
-            "could go to the classes: take a single token (per_class=False)"
-        )
+        problem = f"the logits of {type(model).__name__} are not those of one linear layer after its pooling"
+        raise RecastError(f"{problem}, whose rows could go to the classes: take a single token (per_class=False)")
     return _module_at(model, place.classifier)
 
 
