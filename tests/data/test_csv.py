@@ -477,8 +477,10 @@ def test_images_of_a_group_stay_together(table: Write, recwarn: pytest.WarningsR
     rows = [[*row, f"p{i // 2}"] for i, row in enumerate(PLAIN)]
     config = table("path,label,patient id", rows, val_fraction=0.3)
     assert "looks like groups (6 in 12 rows): --group-column 'patient id'" in said(config, recwarn)
+    assert load_data(config.replace(name="csv_multilabel")).is_held_out
     for name in ("csv", "csv_multilabel"):
         data = load_data(config.replace(group_column="patient id", name=name))
+        assert data.is_held_out
         train, val = (
             {int(Path(item).stem) // 2 for item in part.items}
             for part in (data.train, data.val)
@@ -493,6 +495,7 @@ def test_images_of_a_group_stay_together(table: Write, recwarn: pytest.WarningsR
     split = [[*row, ["train", "val"][i in (0, 4, 5)]] for i, row in enumerate(rows)]
     config = table("path,label,patient id,split", split, group_column="patient id")
     assert "1 groups have training and validation images: p0" in said(config, recwarn)
+    assert not load_data(config).is_held_out
     with pytest.raises(RecastError, match="cannot hold out whole groups"):
         load_data(table("path,label,user", [[*row, row[1]] for row in PLAIN], group_column="user"))
     with pytest.raises(RecastError, match="no column 'x'"):

@@ -308,7 +308,7 @@ class RawData:
     train: LabelledImages | None
     """None: the data can only be evaluated on."""
     val: LabelledImages | None
-    """None: a share of the training images is held out."""
+    """None: a share of the training images is to be held out."""
     classes: list[str] | None
     """None: the labels are their only names."""
     norm: Stats = IMAGENET
@@ -317,6 +317,8 @@ class RawData:
     flip: bool = True
     in_memory: bool = False
     """True for small images: they are decoded once, by default at the size of the files."""
+    is_held_out: bool = False
+    """`val` was a share of the training images, and no part of its own."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Groups of classes that are also measured separately: name → classes."""
     notes: Sequence[str] = ()

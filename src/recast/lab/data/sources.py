@@ -222,7 +222,7 @@ def assemble(
 
     Raises RecastError for an image with a wrong label.
     """
-    train, val, is_held_out = raw.train, raw.val, raw.val is None
+    train, val, is_held_out = raw.train, raw.val, raw.is_held_out or raw.val is None
     if val is None:
         assert train is not None
         indices, held_out = hold_out(train.labels, config.val_fraction)

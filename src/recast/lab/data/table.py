@@ -231,17 +231,19 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
         chosen = [row for row in rows if table.parts is None or table.parts[row] == name]
         return make([str(files[row]) for row in chosen], torch.tensor(chosen, dtype=torch.long))
 
+    is_held_out = False
     if table.parts is None:
         train, val = part(None), None
         if table.groups and train:
             groups = [table.groups[row] for row in rows]
             train, val = map(train.subset, hold_out(train.labels, config.val_fraction, groups))
+            is_held_out = True
             notes.append(f"{table.file}: held out are {len(val)} images, all those of their groups")
     else:
         chosen, remarks = _choose_parts(table, table.parts)
         train, val = (part(name) if name else None for name in chosen)
         notes += remarks
-    return RawData(root.resolve().name, train, val, table.classes, crop="random", notes=notes)
+    return RawData(root.resolve().name, train, val, table.classes, crop="random", is_held_out=is_held_out, notes=notes)
 
 
 def _choose_parts(table: Labels, parts: Sequence[str]) -> tuple[tuple[str | None, str | None], list[str]]:

@@ -55,5 +55,5 @@ def find_multilabel(config: DataConfig) -> RawData:
     raw = find_images(config, table, lambda items, rows: MultiLabelImages(labels[rows], PHOTO, items, hot=hot[rows]))
     if isinstance(raw.train, MultiLabelImages) and raw.val is None:
         train, val = hold_out(rarest(raw.train.hot), config.val_fraction)
-        raw.train, raw.val = raw.train.subset(train), raw.train.subset(val)
+        raw.train, raw.val, raw.is_held_out = raw.train.subset(train), raw.train.subset(val), True
     return raw
