@@ -182,9 +182,14 @@ def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor
     return canvases, pair_answers(cells)
 
 
+def seed_of(task: str, part: str) -> int:
+    """Return the seed of the canvases of a part: train, dev or test."""
+    return 700 + 10 * TASKS.index(task) + list(COUNTS).index(part)
+
+
 def drawn(task: str, part: str) -> tuple[Tensor, Tensor]:
-    """Return the canvases and answers of a part: train, dev or test."""
-    return draw(task, photos(part), COUNTS[part], 700 + 10 * TASKS.index(task) + list(COUNTS).index(part))
+    """Return the canvases and answers of a part."""
+    return draw(task, photos(part), COUNTS[part], seed_of(task, part))
 
 
 def folder(options: argparse.Namespace) -> None:

@@ -87,7 +87,7 @@ def on_cells(model: nn.Module, images: Tensor) -> Tensor:
 @torch.no_grad()
 def measure(options: argparse.Namespace) -> None:
     """Write results/photographs_maps.csv."""
-    rows, generator = [], torch.Generator().manual_seed(712)  # as `photographs.drawn`
+    rows, generator = [], torch.Generator().manual_seed(photographs.seed_of("twice", "test"))
     classes = torch.randint(10, (photographs.COUNTS["test"], 3), generator=generator)
     test = photos("test")
     canvases, cells = seen_twice(photographs.sample(test, classes, generator), generator)
