@@ -75,11 +75,11 @@ def test_the_quickstart_expects_what_was_measured() -> None:
         assert f"{float(measured[arm, 'clean top1']['mean']):.1f} %" in recipes()["odd_digit"].expected
 
 
-def test_the_small_recipes_of_tcnn_expect_what_was_measured() -> None:
+def test_the_small_recipes_expect_what_was_measured() -> None:
     table = Path(__file__).parents[2] / "results" / "small_recipes.csv"
     rows = [row for row in csv.DictReader(table.read_text(encoding="utf-8").splitlines()) if row["seed"] == "0"]
-    measured = {row["recipe"]: row for row in rows if row["recipe"].startswith("tcnn")}
-    assert len(measured) == 5
+    measured = {row["recipe"]: row for row in rows if row["recipe"].endswith("_small")}
+    assert len(measured) == 14
     for name, row in measured.items():
         assert recipes()[name].expected.startswith(f"{float(row['top1']):.1f} % top-1 with seed 0")
         assert not row["heads"] or f"{row['awake']} of {row['heads']} heads awake" in recipes()[name].expected
