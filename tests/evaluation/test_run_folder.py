@@ -1,6 +1,9 @@
 import csv
 import json
+import os
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +47,24 @@ def measured(folder: Path, *suites: str, **arguments: Any) -> Results:
 def test_a_run_is_measured_by_one_at_a_time(copied: Path) -> None:
     with ThreadPoolExecutor(1) as threads, locked(copied), pytest.raises(RecastError, match="in use by another"):
         threads.submit(measured, copied, "clean").result()
+
+
+@pytest.mark.skipif(
+    os.name == "nt" or not os.environ.get("RECAST_SLOW"),
+    reason="half a minute, and torchrun with gloo is not tested on Windows: set RECAST_SLOW=1",
+)
+def test_two_processes_measure_what_one_does(copied: Path) -> None:
+    shared = copied.rename(copied.with_name("shared"))
+    alone = Path(shutil.copytree(shared, shared.with_name("alone")))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words = ["-m", "recast", "evaluate", shared, "--suite", "clean,agreement,pgd", "--batch-size", "8"]
+    done = subprocess.run([*torchrun, *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("clean top1") == 1
+    measured(alone, "clean", "agreement", "pgd", batch_size=8)
+    for file in ("rows.csv", "differences.csv", "analysis/agreement.csv"):
+        texts = ((folder / file).read_text(encoding="utf-8").splitlines() for folder in (alone, shared))
+        assert len({tuple(sorted(line.replace("alone", "shared") for line in text)) for text in texts}) == 1
 
 
 def test_the_accuracy_is_the_one_that_training_wrote(copied: Path) -> None:

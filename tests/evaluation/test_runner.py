@@ -1,5 +1,7 @@
 import math
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.data import Data
-from recast.lab.evaluation import Options
+from recast.lab.evaluation import Options, runner
 from recast.lab.evaluation.context import NotMeasured
 from recast.lab.evaluation.runner import evaluate, measure, open_context
 
@@ -228,3 +230,34 @@ def test_bad_requests_stop_before_anything_is_measured(digits: Data, spy: Any) -
         with pytest.raises(RecastError):
             evaluate(**request)
     assert model.seen == 0
+
+
+def test_processes_take_turns_at_batches(
+    digits: Data, tmp_path: Path, spy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads stand for two processes. Both have all scores, the first writes them."""
+    number, barrier, parts = threading.local(), threading.Barrier(2), [None, None]
+
+    def gathered(value: Any) -> Any:
+        parts[number.value] = value
+        barrier.wait()
+        everyone = list(parts)
+        barrier.wait()
+        return everyone
+
+    def process(which: int) -> Any:
+        number.value, model = which, spy()
+        return run(model, digits, tmp_path / str(which)), model.seen
+
+    expected = run(spy(), digits, tmp_path / "alone")
+    for name, function in {
+        "process_count": lambda: 2,
+        "process_number": lambda: number.value,
+        "is_first": lambda: number.value == 0,
+        "gathered_objects": gathered,
+    }.items():
+        monkeypatch.setattr(runner, name, function)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(process, range(2))) == [(expected, 30), (expected, 20)]
+    assert (tmp_path / "0").exists()
+    assert not (tmp_path / "1").exists()

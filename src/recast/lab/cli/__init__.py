@@ -86,7 +86,7 @@ def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], A
     try:
         if (text := _help(words, extend)) is not None:
             return partial(print, text), set()
-        if words[0] in COMMANDS and words[0] != "train":
+        if words[0] in COMMANDS and words[0] not in ("train", "evaluate"):
             check_alone(words[0])
         if words[0] not in UNEXTENDED:
             extend()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recast.config import Count, FilePath, Pixels
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Output, print_json
-from recast.lab.cli.guard import complain
+from recast.lab.cli.guard import check_alone, complain, later_process
 from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import Options
 from recast.lab.config.types import Workers
@@ -78,12 +79,15 @@ def evaluate(
     how = {"batch_size": batch_size, "device": device, "options": options, "workers": workers}
     try:
         if are_files:
+            check_alone("evaluate of two files")
             images = DataConfig(data or "folder", data_dir, img_size=img_size)
             results = _compare_files(runs, images, suites, how, trust, output)
         else:
             results = _evaluate_runs(runs, suites, {**how, "command": line, "data_dir": data_dir}, trust, output)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; scores are kept: run the same command again to continue") from None
+    if later_process():
+        return 0
     if output.as_json:
         print_json([asdict(row) for row in results.rows])
     for message in dict.fromkeys(map(str, results.not_measured)):
@@ -109,12 +113,18 @@ def _evaluate_runs(
         RunFolder(folder).recipe_here(how["data_dir"])
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.evaluation.runner import Results
+    from recast.lab.training.distributed import process_group
 
     results = Results()
-    with trusting(trust=trust):
+    with warnings.catch_warnings(), trusting(trust=trust), process_group(how["device"]) as device:
+        if later_process():  # the first says it all
+            warnings.simplefilter("ignore")
         for folder in folders:
-            measured = evaluate_run(folder, suites or _suites_of(Path(folder)), progress=sys.stderr.isatty(), **how)
+            chosen = suites or _suites_of(Path(folder))
+            measured = evaluate_run(folder, chosen, progress=sys.stderr.isatty(), **{**how, "device": device})
             results.extend(measured)
+            if later_process():
+                continue
             if not output.as_json:
                 _print_run(Path(folder), measured)
             if {row.model for row in measured.rows} == {"parent", "recast"}:

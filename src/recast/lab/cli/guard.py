@@ -113,8 +113,8 @@ def check_alone(command: str) -> None:
     """Raise RecastError for a command that torchrun started in several processes: each would do all of the work."""
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         error = RecastError(
-            f"only train shares its work among processes, and torchrun started {os.environ['WORLD_SIZE']}: start "
-            f"{command} without torchrun"
+            f"only train and evaluate share their work among processes, and torchrun started "
+            f"{os.environ['WORLD_SIZE']}: start {command} without torchrun"
         )
         error.is_reported = bool(later_process())  # by the first process
         raise error

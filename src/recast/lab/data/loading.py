@@ -58,6 +58,8 @@ class Loader:
     epoch: int = 0
     start: int = 0
     """Number of the first batch. Batches before it are not loaded, batches after it do not change."""
+    every: int = 1
+    """Of the batches from `start` on, every how many-th is loaded."""
     workers: int = 0
     """Number of loader processes, at most one for each core; 0: images are read in this process."""
     repeats: int = 1
@@ -88,6 +90,7 @@ class Loader:
                     f"batch_size {self.batch_size} is larger than the training set of {size} images, and incomplete "
                     f"batches are dropped: set data.batch_size to {size} or less"
                 )
+        self.numbers = range(self.start, self.batches, self.every)
         self.pin_memory = self.pin_memory and torch.cuda.is_available()  # without a GPU torch would warn
 
     def __len__(self) -> int:
@@ -97,8 +100,8 @@ class Loader:
         is_empty = True
         # twice: torch's report, which comes once, may also come while the inner one is left for another error
         with worker_errors(), worker_errors():
-            numbers = range(self.start, self.batches)
-            for item in _from_processes(self) if self.workers or self.pin_memory else map(self.__getitem__, numbers):
+            is_here = not (self.workers or self.pin_memory)
+            for item in map(self.__getitem__, self.numbers) if is_here else _from_processes(self):
                 if isinstance(item, RecastError):
                     raise item
                 self.bad_images += [name for name in dict.fromkeys(item.bad) if name not in self.bad_images]
@@ -166,7 +169,7 @@ def _from_processes(source: Loader) -> Iterator[Loaded | RecastError]:
         yield from DataLoader(
             source,  # type: ignore[arg-type]  # anything with items
             batch_size=None,  # an item is a batch
-            sampler=range(source.start, source.batches),
+            sampler=source.numbers,
             num_workers=min(source.workers, cores),  # torch warns of more
             pin_memory=source.pin_memory,
             worker_init_fn=_ignore_signals,

@@ -118,7 +118,7 @@ class Scores:
 
     def put(self, first: int, score: Score) -> None:
         """Store the scores of images `first`, `first` + 1, ...; a batch with more numbers per image widens all."""
-        values = score.values.detach().float().cpu().numpy()
+        values = score.values.numpy()
         values = values.reshape(len(values), -1)
         array = self.arrays.get(score.metric, np.zeros((self.n, 0), dtype=np.float32))
         if more := max(values.shape[1] - array.shape[1], 0):

@@ -107,13 +107,13 @@ class Context:
         """Return the name of the data set that a suite measures."""
         return suite if SUITES[suite].needs else self.data.name
 
-    def batches(self, source: Source | None = None, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of a source (None: the validation images) in order, from batch number `start` on."""
+    def batches(self, source: Source | None = None, start: int = 0, every: int = 1) -> Iterator[Batch]:
+        """Yield every how many-th batch of a source (None: the validation images), from batch number `start` on."""
         source = source or self.validation
-        first = start * self.batch_size
-        for images, labels in Loader(source.images, self.batch_size, start=start, workers=self.workers):
+        loader = Loader(source.images, self.batch_size, start=start, every=every, workers=self.workers)
+        for number, (images, labels) in zip(loader.numbers, loader, strict=True):
+            first = number * self.batch_size
             yield Batch(self, source, first, in_unit(images.to(self.device)), labels.to(self.device))
-            first += len(labels)
 
     def logits(self, name: str, images: Tensor) -> Tensor:
         """Return outputs (B, classes) without gradient. Raises RecastError for other shapes and numbers not finite."""

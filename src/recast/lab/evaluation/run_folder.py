@@ -21,12 +21,13 @@ from recast.lab.evaluation.evaluators import check_data, check_suites, evaluator
 from recast.lab.evaluation.image_values import write_images
 from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
-from recast.lab.folder.files import locked, read_json, write_json
+from recast.lab.folder.files import read_json, write_json
 from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import write_table
 from recast.lab.open import OpenRun, check_same, data_of_recipe, open_run
 from recast.lab.task import task_named
+from recast.lab.training.distributed import held, is_first
 
 
 def evaluate_run(
@@ -54,7 +55,7 @@ def evaluate_run(
     the folder.
     """
     check_suites(suites)
-    with locked(folder):
+    with held(Path(folder)):
         _check_files(RunFolder(folder))
         run = open_run(folder, data_dir)
         check_data(suites, run.data)
@@ -70,13 +71,16 @@ def evaluate_run(
         )
         results = Results()
         # suites that share a pass are measured together, and each group is written when it is finished
-        for together in passes(suites):
+        # what only the first process measures comes last
+        for together in sorted(passes(suites), key=lambda names: evaluator(names[0]).score is None):
             begin = time.time()
             measured = measure(context, together, run=run.folder.name, cache=run.folder.scores, progress=progress)
             context.store.clear()  # features of a group may fill the memory
-            _write(run, measured, together, context, command, time.time() - begin)
+            if is_first():
+                _write(run, measured, together, context, command, time.time() - begin)
             results.extend(measured)
-        task_named(data.val.task).draw(run, context, suites)
+        if is_first():
+            task_named(data.val.task).draw(run, context, suites)
         return results
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from recast.lab.evaluation.stats import Compared
 from recast.lab.evaluation.suites import PER_CORRUPTION, SUITES
 from recast.lab.folder.records import Difference, Row
 from recast.lab.folder.tables import Table
+from recast.lab.training.distributed import gathered_objects, is_first, on_first, process_count, process_number
 from recast.modes import in_eval
 from recast.tracing.examples import check_weights
 
@@ -161,6 +163,8 @@ def measure(
                     for (arm, metric), values in compared.images.items():
                         if not PER_CORRUPTION.match(metric):
                             results.images[name, metric, arm] = values
+                elif not is_first():
+                    continue  # what follows has no batches to share
                 elif suite.measure is not None:
                     for model_name, metric, value, n in suite.measure(context):
                         results.rows.append(Row(run, model_name, name, dataset, metric, float(value), n))
@@ -206,6 +210,9 @@ def score_suites(
             missing.append(error)
             continue
         jobs += [Job(name, suite.score, s, cache.open(name, suite.uses, s)) for s in sources]
+    stored = [each for job in jobs for each in job.scores.values()]
+    for each_scores, done in zip(stored, on_first(lambda: [each.done for each in stored]), strict=True):
+        each_scores.done = done  # a machine without the first process's folder takes the same share
     shared: dict[tuple[int, int], list[Job]] = {}
     for job in jobs:
         shared.setdefault((id(job.source.images), id(job.source.columns)), []).append(job)
@@ -224,29 +231,21 @@ def score_suites(
 
 
 def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None]) -> None:
-    """Score the images of one source once, for all unfinished suites and models."""
+    """Score the images of one source once, for all unfinished suites and models; processes take turns at batches."""
     images = jobs[0].source.images
     todo = [job for job in jobs if job.done < len(images)]
     start = min((job.done for job in todo), default=len(images)) // context.batch_size
     advance(start * context.batch_size)
-    saved = time.monotonic()
+    saved, processes = time.monotonic(), process_count()
+    batches = iter(context.batches(jobs[0].source, start + process_number(), processes) if todo else ())
     try:
-        for batch in context.batches(jobs[0].source, start) if todo else ():
-            end = batch.first + len(batch)
-            attacks = (job.scores.items() for job in todo if SUITES[job.suite].kind == "attack")
-            batch.attacked = frozenset(name for items in attacks for name, scores in items if scores.done < end)
-            for job in todo:
-                batch.models = {name: context.models[name] for name, scores in job.scores.items() if scores.done < end}
-                if not batch.models:
-                    continue
-                batch.source = job.source
-                scored = set()
-                for score in job.score(batch):
-                    job.scores[score.model].put(batch.first, score)
-                    scored.add(score.model)
-                for model in scored:  # a model that the suite skips is measured again the next time
-                    job.scores[model].done = end
-            advance(len(batch))
+        for _ in range(start, math.ceil(len(images) / context.batch_size) if todo else start, processes):
+            for first, end, scores in gathered_objects(_scored(context, todo, next(batches, None))):
+                for number, score in scores:
+                    todo[number].scores[score.model].put(first, score)
+                for number, model in {(number, score.model) for number, score in scores}:
+                    todo[number].scores[model].done = end  # a model that the suite skips is measured again
+                advance(end - first)
             if time.monotonic() - saved > SAVE_EVERY:
                 _save(todo)
                 saved = time.monotonic()
@@ -254,7 +253,22 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
         _save(todo)
 
 
+def _scored(context: Context, jobs: Sequence[Job], batch: Batch | None) -> tuple[int, int, list[tuple[int, Score]]]:
+    """Return the first and last place of a batch, and its scores with the numbers of their jobs; None has none."""
+    if batch is None:
+        return 0, 0, []
+    end, all_scores = batch.first + len(batch), list[tuple[int, Score]]()
+    attacks = (job.scores.items() for job in jobs if SUITES[job.suite].kind == "attack")
+    batch.attacked = frozenset(name for items in attacks for name, scores in items if scores.done < end)
+    for number, job in enumerate(jobs):
+        batch.models = {name: context.models[name] for name, scores in job.scores.items() if scores.done < end}
+        batch.source = job.source
+        scores = job.score(batch) if batch.models else ()
+        all_scores += [(number, score._replace(values=score.values.detach().float().cpu())) for score in scores]
+    return batch.first, end, all_scores
+
+
 def _save(jobs: Sequence[Job]) -> None:
-    for job in jobs:
+    for job in jobs if is_first() else ():
         for scores in job.scores.values():
             scores.save()

@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node 8 -m recast train ...
 
-Every process builds the same network from the same recipe and takes its share of every batch; the first one writes the
-files. Without torchrun there is one process, and everything here does nothing.
+Every process builds the same network from the same recipe and takes its share of every batch (`recast evaluate`: every
+eighth batch); the first one writes the files. Without torchrun there is one process, and everything here does nothing.
 """
 
 from __future__ import annotations
@@ -156,6 +156,15 @@ def gathered(values: Tensor) -> Tensor:
     parts = [torch.empty_like(values) for _ in range(process_count())]
     dist.all_gather(parts, values.contiguous())
     return torch.cat(parts)
+
+
+def gathered_objects(value: T) -> list[T]:
+    """Return the small objects of all processes in their order."""
+    if process_count() == 1:
+        return [value]
+    values: list[T] = [value] * process_count()
+    dist.all_gather_object(values, value)
+    return values
 
 
 @torch.no_grad()
