@@ -30,9 +30,9 @@ slow = pytest.mark.skipif(
 )
 
 
-def two_processes(script: Path, *words: Path) -> subprocess.CompletedProcess[str]:
+def two_processes(*words: str | Path) -> subprocess.CompletedProcess[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*torchrun, *map(str, (script, *words))]
+    command = [*torchrun, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -183,3 +183,18 @@ def test_variables_of_torchrun_that_do_not_fit(
         return
     with pytest.raises(RecastError, match=message), distributed.process_group("cpu"):
         pass
+
+
+@slow
+def test_detection(tmp_path: Path) -> None:
+    """AP of the untrained detector is that of one process: each measures a share of the images, and none twice."""
+    words = "train detect --num-train 8 --num-val 5 --epochs 1 --batch-size 4 --lr 1e-3 --no-control --device cpu"
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    one = subprocess.run([sys.executable, "-m", "recast", *words.split(), "--out", str(alone)], check=False)
+    assert one.returncode == 0
+    done = two_processes("-m", "recast", *words.split(), "--out", shared)
+    assert done.returncode == 0, done.stderr[-3000:]
+    mine, theirs = (read_metrics(folder / "metrics.jsonl") for folder in (alone, shared))
+    assert mine[0]["val_ap"] == theirs[0]["val_ap"]
+    assert mine[0]["val_loss"] == pytest.approx(theirs[0]["val_loss"], rel=0.05)  # of anchors drawn in each process
+    assert mine[1]["train_loss"] == pytest.approx(theirs[1]["train_loss"], rel=0.2)

@@ -106,9 +106,6 @@ class Task:
     keeps_network: ClassVar[bool] = True
     """True if `adapt_` leaves the network as its constructor builds it."""
 
-    def check_data(self, data: Data) -> None:
-        """Raise RecastError for data that the training cannot use."""
-
     def network(self, config: ModelConfig, data: Data) -> ModelConfig:
         """Return the config of the parent for these images."""
         return config

@@ -105,7 +105,6 @@ def prepare(recipe: Recipe, out: RunFolder, resume: bool) -> Prepared:
     recipe, task = recipe.sized(), task_of(recipe.task)
     data = load_data(recipe.data, recipe.augmentation, recipe.grouping, recipe.model.in_chans)
     check_images(data, recipe.data.batch_size, recipe.augment.repeats)
-    task.check_data(data)
     config = task.network(recipe.model, data)
     remedy = "continue with the data it was started with" if resume else NEW_HEAD
     parent = _built(config, data, remedy, recipe.papers, recipe.seed)

@@ -58,12 +58,6 @@ class Detect(Task):
 
         return {"scene_objects": find_scene_objects, "coco": find_coco}[config.name](config)
 
-    def check_data(self, data: Data) -> None:
-        from recast.lab.training.distributed import process_count
-
-        if process_count() > 1:
-            raise RecastError(f"detection is trained by one process, got {process_count()}: start it without torchrun")
-
     def network(self, config: ModelConfig, data: Data) -> ModelConfig:
         from recast.models.names import DETECTORS, split_name
 

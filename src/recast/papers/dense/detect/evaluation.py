@@ -24,6 +24,7 @@ from recast.lab.data.seeding import seeded
 from recast.lab.evaluation.context import Batch, Context, Score
 from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.evaluation.stats import known_mean
+from recast.lab.training.distributed import gathered_objects
 from recast.papers.dense.detect.networks import check_detections, losing, total_loss
 from recast.papers.dense.detect.objects import Objects
 from recast.papers.dense.predictions import class_colours
@@ -198,7 +199,7 @@ def score_detection(batch: Batch) -> Iterator[Score]:
 
 
 class ObjectMeter:
-    """Sum of a detector's losses, AP of the boxes at IoU 0.5 and AP, in percent; in one process."""
+    """Sum of a detector's losses, AP of the boxes at IoU 0.5 and AP, in percent, of the images of all processes."""
 
     def __init__(self, data: Data) -> None:
         self.data, self.sums = data, torch.zeros(0, dtype=torch.float64)
@@ -214,7 +215,8 @@ class ObjectMeter:
 
     def values(self, sums: Tensor) -> tuple[float, ...]:
         """Return AP at IoU 0.5, and AP."""
-        precisions = average_precisions(stacked(self.rows), np.ones((1, len(self.rows))), len(self.data.classes))
+        rows = [row for part in gathered_objects(self.rows) for row in part]
+        precisions = average_precisions(stacked(rows), np.ones((1, len(rows))), len(self.data.classes))
         aps = summarised(precisions, self.data.classes, {})
         ap50, ap = (float(np.nan_to_num(aps[name][0])) for name in ("ap50", "ap"))
         return ap50, ap
