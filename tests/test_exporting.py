@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.layers import Conv2dSame
 from torch import Tensor, nn
 
 import recast
@@ -57,6 +58,17 @@ def test_a_program_of_any_size_is_written_and_checked(tmp_path: Path) -> None:
     images = torch.randn(5, 3, 17, 9)
     torch.testing.assert_close(torch.export.load(exported.path).module()(images), child.eval()(images))
     assert "any height and width" in str(exported)
+
+
+def test_sizes_that_torch_follows_slowly_are_those_of_the_example(tmp_path: Path) -> None:
+    for count in (2, 3):  # a .pt2 cannot hold the free sizes of either
+        model = nn.Sequential(*(Conv2dSame(3, 3, 3, stride=2) for _ in range(count)))
+        exported = recast.export(model, torch.randn(1, 3, 64, 64), tmp_path / "model.pt2")
+        assert not exported.any_size
+        assert ("3 strided convolutions pad by the size" in str(exported)) == (count == 3)
+    plain, images = nn.Conv2d(3, 3, 3), torch.randn(1, 3, 64, 64)
+    for any_size in (True, False):
+        assert recast.export(plain, images, tmp_path / "model.pt2", any_size=any_size).any_size == any_size
 
 
 def test_a_file_that_parts_from_the_module_is_an_error_and_not_left(tmp_path: Path, monkeypatch: Any) -> None:

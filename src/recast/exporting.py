@@ -23,6 +23,7 @@ from recast.errors import RecastError, first_line
 from recast.files import check_place, free_space, replaced
 from recast.modes import in_eval
 from recast.surgery.compare import relative_error
+from recast.surgery.rules import pads_same
 from recast.surgery.wrappers import whole
 from recast.tracing.examples import (
     Example,
@@ -45,6 +46,9 @@ SYMBOL = re.compile(r"\b[a-z_]+\d+\b")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE, ROUNDINGS = 1e-4, 10
 BATCHES = (1, 3)
+MOST_SAME = 2
+"""Strided SAME convolutions up to which sizes are free by default. Each writes rounded quotients into all sizes after
+it, and torch takes three times as long to follow them (findings/export_same_padding.sh)."""
 MOST_ONNX = 2**31 - 1
 """Bytes of an ONNX file: protobuf writes no larger message."""
 
@@ -71,20 +75,26 @@ class Exported:
     any_size: bool
     """Height and width are free; else they are the example's. The batch is always free."""
     checks: tuple[ExportCheck, ...]
+    note: str = ""
+    """Why sizes are not free though the network takes others."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able fields."""
         return asdict(self) | {"path": str(self.path)}
 
     def __str__(self) -> str:
-        lines = [f"{self.path}: any batch, {'any height and width' if self.any_size else 'images of this size only'}"]
+        why = f" ({self.note})" if self.note else ""
+        sizes = "any height and width" if self.any_size else f"images of this size only{why}"
+        lines = [f"{self.path}: any batch, {sizes}"]
         for c in self.checks:
             lines.append(f"  {c.batch} of {c.height}×{c.width}: relative error {c.error:.1e}")
         return "\n".join(lines)
 
 
-@typed("model", "path", "tol")
-def export(model: nn.Module, example: Example, path: str | Path, *, tol: float | None = None) -> Exported:
+@typed("model", "path", "tol", "any_size")
+def export(
+    model: nn.Module, example: Example, path: str | Path, *, tol: float | None = None, any_size: bool | None = None
+) -> Exported:
     """Export `model` in eval mode to `path`, run the file and compare it with the module.
 
     Fold the model first (`fold_`): closed heads become plain convolutions. The file takes any batch, and any height and
@@ -97,6 +107,8 @@ def export(model: nn.Module, example: Example, path: str | Path, *, tol: float |
             image follow the batch.
         path: the file to write, .onnx (run by ONNX Runtime) or .pt2 (a `torch.export` program).
         tol: largest relative error of an output. Default: 1e-4, or ten roundings of a coarser dtype.
+        any_size: False writes the example's height and width only, True free ones even where that takes torch minutes
+            or hours: with more than two strided convolutions of TensorFlow's SAME padding. Default: free except there.
 
     Returns:
         `Exported`: the errors on each batch.
@@ -116,11 +128,15 @@ def export(model: nn.Module, example: Example, path: str | Path, *, tol: float |
     _check_example(example, model)
     whole(model)
     check_place(path, "path", f"model{path.suffix}")
+    same = sum(pads_same(m) and m.stride != (1, 1) for m in model.modules() if isinstance(m, nn.Conv2d))
+    is_slow = any_size is None and same > MOST_SAME
     if to == "onnx":
         _check_bytes(sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())))
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
         _check_outputs(model, example)
-        exported = Exported(path, to, *_write_compared(model, example, temporary, to, tol))
+        sizes = _sizes(model, example)[: 1 if is_slow or any_size is False else 2]
+        note = f"{same} strided convolutions pad by the size, SAME: free sizes take torch long" if is_slow else ""
+        exported = Exported(path, to, *_write_compared(model, example, sizes, temporary, to, tol), note)
     return exported
 
 
@@ -176,13 +192,12 @@ def _sizes(model: nn.Module, example: Example) -> list[tuple[int, ...]]:
 
 
 def _write_compared(
-    model: nn.Module, example: Example, path: Path, to: Target, tol: float | None
+    model: nn.Module, example: Example, sizes: list[tuple[int, ...]], path: Path, to: Target, tol: float | None
 ) -> tuple[bool, tuple[ExportCheck, ...]]:
-    """Write the file with free sizes if it then computes the same, else for one size.
+    """Write the file with free sizes, if there are two and it then computes the same, else for the first.
 
     Returns whether sizes are free, and the comparisons.
     """
-    sizes = _sizes(model, example)
     while True:
         any_size = len(sizes) > 1
         try:
@@ -249,7 +264,10 @@ def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: 
             raise RecastError(f"torch cannot export {type(model).__name__}: {first_line(error)}") from error
         content = BytesIO()  # not the file itself: torch aborts the process where the disk is full
         if to == "torch":
-            torch.export.save(program, content, extra_files={MARK: ""})
+            try:
+                torch.export.save(program, content, extra_files={MARK: ""})
+            except Exception as error:  # some expressions of free sizes have no place in the file
+                raise RecastError(f"torch cannot save {type(model).__name__}: {first_line(error)}") from error
         else:
             try:
                 with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # the exporter prints its steps

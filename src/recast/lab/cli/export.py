@@ -31,6 +31,7 @@ def export(
     out: FilePath | None = None,
     img_size: str | None = None,
     fold: bool = True,
+    any_size: bool | None = None,
     data_dir: FilePath | None = None,
     trust: bool = False,
     output: Compute,
@@ -45,6 +46,8 @@ def export(
             beside the subject.
         img_size: Pixels of the example, 224 or 224x160 (height x width). None: the run's, the network's own, or 224.
         fold: Fold closed heads first.
+        any_size: Height and width are free. None: if the network takes others, and at most two of its strided
+            convolutions have SAME padding: with more, torch takes minutes or hours.
         data_dir: Folder of the images of a run if they moved.
         trust: Allow code that the files name (pkg.module:function) to run.
     """
@@ -66,7 +69,7 @@ def export(
     example = torch.randn(1, *example_shape(model, img_size or side))
     if fold:
         fold_(model)
-    exported = exporting.export(model, example, path)
+    exported = exporting.export(model, example, path, any_size=any_size)
     print_json(exported.to_dict()) if output.as_json else print(exported)
     return 0
 
