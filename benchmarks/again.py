@@ -28,10 +28,10 @@ ROUNDS = 15
 def main() -> None:
     """Measure every case."""
     torch.set_num_threads(1)
-    chosen, rows = beside._makes_again, []
+    chosen, rows = beside._is_large, []
 
     def told(makes_again: bool, call: Callable[[], object]) -> object:
-        beside._makes_again = lambda *_: makes_again
+        beside._is_large = lambda *_: makes_again
         return call()
 
     for channels, side, images in CASES:

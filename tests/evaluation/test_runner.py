@@ -235,29 +235,47 @@ def test_bad_requests_stop_before_anything_is_measured(digits: Data, spy: Any) -
 def test_processes_take_turns_at_batches(
     digits: Data, tmp_path: Path, spy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two threads stand for two processes. Both have all scores, the first writes them."""
-    number, barrier, parts = threading.local(), threading.Barrier(2), [None, None]
+    """Two threads stand for two processes. The first has all scores and writes them, also where the second fails."""
+    turn, barrier, parts = threading.local(), threading.Barrier(2), [None, None]
 
     def gathered(value: Any) -> Any:
-        parts[number.value] = value
+        parts[turn.number] = value
         barrier.wait()
         everyone = list(parts)
         barrier.wait()
         return everyone
 
-    def process(which: int) -> Any:
-        number.value, model = which, spy()
-        return run(model, digits, tmp_path / str(which)), model.seen
+    def process(number: int, folder: str, fails: bool = False) -> Any:
+        turn.number, model = number, spy()
+        if fails and number == 1:
+            model.forward = lambda _images: torch.zeros(3, 3, 3)
+        context = replace(open_context({"model": model}, digits, 20), shares=True)
+        try:
+            results = measure(context, ["clean"], cache=tmp_path / folder, progress=False)
+        except RecastError as error:
+            return type(error).__name__, model.seen
+        return [row.value for row in results.rows], model.seen
 
     expected = run(spy(), digits, tmp_path / "alone")
-    for name, function in {
-        "process_count": lambda: 2,
-        "process_number": lambda: number.value,
-        "is_first": lambda: number.value == 0,
-        "gathered_objects": gathered,
-    }.items():
-        monkeypatch.setattr(runner, name, function)
+    monkeypatch.setattr("recast.lab.evaluation.context.process_count", lambda: 2)
+    monkeypatch.setattr("recast.lab.evaluation.context.process_number", lambda: turn.number)
+    monkeypatch.setattr(runner, "gathered_objects", gathered)
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(process, range(2))) == [(expected, 30), (expected, 20)]
-    assert (tmp_path / "0").exists()
-    assert not (tmp_path / "1").exists()
+        assert list(pool.map(process, range(2), ("a", "a"))) == [(expected, 30), ([], 20)]
+        failed = list(pool.map(process, range(2), ("b", "b"), (True, True)))
+    assert failed == [("ReportedByFirst", 20), ("RecastError", 0)]
+    (file,) = (tmp_path / "b" / "clean").iterdir()
+    assert int(np.load(file)["done"]) == 20
+
+
+def test_suites_that_finished_a_batch_are_not_measured_again(
+    digits: Data, tmp_path: Path, spy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recast.lab.evaluation.attacks.pgd", stop)
+    with pytest.raises(KeyboardInterrupt):
+        measure(open_context({"model": spy()}, digits, 50), ["clean", "fgsm"], cache=tmp_path, progress=False)
+    (file,) = (tmp_path / "clean").iterdir()
+    assert int(np.load(file)["done"]) == 50

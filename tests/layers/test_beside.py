@@ -88,7 +88,7 @@ def test_every_form_is_the_reference(
         forms = written_out, beside._by_parts(2), part_by_part, scaled_dot_product
         for form, again in (*((form, False) for form in forms), (forms[seed % 4], True)):
             monkeypatch.setattr("recast.layers.beside.choose_attend", lambda *_, form=form: form)
-            monkeypatch.setattr(beside, "_makes_again", lambda *_, again=again and conv.groups == 1: again)
+            monkeypatch.setattr(beside, "_is_large", lambda *_, again=again and conv.groups == 1: again)
             measured = outputs_and_gradients(layer, x, "split")
             for name, value in expected.items():
                 largest = max(float(value.abs().max()), 1e-3)
@@ -119,6 +119,20 @@ def test_large_gathers_are_made_again(channels: int, side: int, again: bool) -> 
     kept = layer_cost(layer, channels, side, side).activation_bytes
     kept -= layer_cost(layer.conv, channels, side, side).activation_bytes
     assert (kept < channels * side**2) == again  # a quarter of the input, in fp32
+
+
+def test_a_large_layer_has_the_same_bits_without_a_gradient() -> None:
+    """And takes no image, and an input that cannot be saved, where nothing needs a gradient."""
+    layer, x = opened(nn.Conv2d(264, 8, 1)), torch.randn(1, 264, 8, 16)
+    layer.requires_grad_(False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beside, "MADE_AGAIN", 1000)
+        with torch.inference_mode():
+            expected, frozen = layer(x), x.clone()
+        assert torch.equal(layer(x), expected)
+        assert torch.equal(layer(frozen), expected)
+        assert torch.equal(layer(x.clone().requires_grad_()), expected)
+        assert layer(x[:0]).shape == (0, 8, 8, 16)
 
 
 def test_a_query_lies_under_its_output() -> None:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,20 +109,28 @@ def _evaluate_runs(
     folders: Sequence[str], suites: Sequence[str], how: Mapping[str, Any], trust: bool, output: Output
 ) -> Results:
     """Measure the arms of each run, print their tables, and return all results."""
-    for folder in folders:  # all of them before the first is measured
-        RunFolder(folder).check_finished()
-        RunFolder(folder).recipe_here(how["data_dir"])
+    try:
+        for folder in folders:  # all of them before the first is measured
+            RunFolder(folder).check_finished()
+            RunFolder(folder).recipe_here(how["data_dir"])
+        from recast.lab.evaluation.evaluators import check_suites
+
+        check_suites(suites or _suites_of(Path(folders[0])))
+    except RecastError as error:
+        error.is_reported = bool(later_process())  # by the first
+        raise
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.evaluation.runner import Results
     from recast.lab.training.distributed import process_group
 
     results = Results()
-    with warnings.catch_warnings(), trusting(trust=trust), process_group(how["device"]) as device:
+    with warnings.catch_warnings(), trusting(trust=trust), process_group(how["device"], timedelta(days=2)) as device:
         if later_process():  # the first says it all
             warnings.simplefilter("ignore")
         for folder in folders:
             chosen = suites or _suites_of(Path(folder))
-            measured = evaluate_run(folder, chosen, progress=sys.stderr.isatty(), **{**how, "device": device})
+            shown = sys.stderr.isatty() and not later_process()
+            measured = evaluate_run(folder, chosen, progress=shown, shares=True, **{**how, "device": device})
             results.extend(measured)
             if later_process():
                 continue

@@ -72,7 +72,7 @@ def try_(
         images = settings.load(settings.data)
         parent = settings.open()
     say = partial(print, file=sys.stderr) if not output.quiet else lambda line: None
-    if images.is_held_out:
+    if images.is_held_out and not settings.data.group_column:
         say(f"validation: {settings.data.val_fraction:g} of every class, held out of the training images")
     if settings.model.checkpoint is not None:
         _check_unseen(images, Path(settings.model.checkpoint), say)

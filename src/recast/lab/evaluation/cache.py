@@ -27,7 +27,7 @@ from recast.lab.evaluation.model_key import model_key
 from recast.models.checksum import checksum
 from recast.reading import check_archive
 
-SCORES_VERSION = 1
+SCORES_VERSION = 2
 """Part of every key. Raise it with every change of suites, data or layers that changes a score."""
 
 

@@ -18,6 +18,7 @@ from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.images import in_unit
 from recast.lab.data.seeding import choose_stratified, random_states, seeded_on
 from recast.lab.evaluation.suites import SUITES
+from recast.lab.training.distributed import process_count, process_number
 from recast.tracing.outputs import answer_of
 
 Images = TypeVar("Images", bound=LabelledImages)
@@ -97,6 +98,13 @@ class Context:
     """Models with a new, untrained classifier, whose predictions are meaningless."""
     store: dict[Any, Any] = field(default_factory=dict)
     """Results that a suite stores between batches, such as features of the training images."""
+    shares: bool = False
+    """The processes of torchrun take turns at the batches."""
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Return the number of this process among those that take turns, and their count."""
+        return (process_number(), process_count()) if self.shares else (0, 1)
 
     @property
     def validation(self) -> Source:
@@ -156,6 +164,10 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def number(self) -> int:
+        return self.first // self.context.batch_size
 
     def logits(self, name: str, images: Tensor | None = None) -> Tensor:
         """Return logits (B, classes of the source) of the batch, or of these images in its place."""

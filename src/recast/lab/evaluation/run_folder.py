@@ -21,13 +21,13 @@ from recast.lab.evaluation.evaluators import check_data, check_suites, evaluator
 from recast.lab.evaluation.image_values import write_images
 from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
-from recast.lab.folder.files import read_json, write_json
+from recast.lab.folder.files import locked, read_json, write_json
 from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import write_table
 from recast.lab.open import OpenRun, check_same, data_of_recipe, open_run
 from recast.lab.task import task_named
-from recast.lab.training.distributed import held, is_first
+from recast.lab.training.distributed import first_then_all, held
 
 
 def evaluate_run(
@@ -41,6 +41,7 @@ def evaluate_run(
     command: str = "",
     progress: bool = True,
     data_dir: str | None = None,
+    shares: bool = False,
 ) -> Results:
     """Measure the arms of a run on the same images and save the results in its folder.
 
@@ -51,13 +52,15 @@ def evaluate_run(
     RUN/scores/images.npz             what each image contributes to each value, for the intervals of several runs
     RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
+    shares: the processes of torchrun, all of which call this, take turns at the batches; the first one writes.
+
     Raises `RecastError` as `open_run` and `measure` do, after writing finished results, and if another process writes
     the folder.
     """
     check_suites(suites)
-    with held(Path(folder)):
+    with held(Path(folder)) if shares else locked(folder):
         _check_files(RunFolder(folder))
-        run = open_run(folder, data_dir)
+        run = first_then_all(open_run, folder, data_dir) if shares else open_run(folder, data_dir)
         check_data(suites, run.data)
         check_same(run.folder, run.data, goes_on=False)
         data = _labelled(run, suites, options)
@@ -67,6 +70,7 @@ def evaluate_run(
                 data = without_unreadable(data, "train")
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
+            shares=shares,
             with_new_classifier=frozenset({"parent"} if run.folder.has_new_parent(run.recipe.model) else ()),
         )
         results = Results()
@@ -76,10 +80,10 @@ def evaluate_run(
             begin = time.time()
             measured = measure(context, together, run=run.folder.name, cache=run.folder.scores, progress=progress)
             context.store.clear()  # features of a group may fill the memory
-            if is_first():
+            if not context.turn[0]:
                 _write(run, measured, together, context, command, time.time() - begin)
             results.extend(measured)
-        if is_first():
+        if not context.turn[0]:
             task_named(data.val.task).draw(run, context, suites)
         return results
 

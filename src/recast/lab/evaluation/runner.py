@@ -31,7 +31,7 @@ from recast.lab.evaluation.stats import Compared
 from recast.lab.evaluation.suites import PER_CORRUPTION, SUITES
 from recast.lab.folder.records import Difference, Row
 from recast.lab.folder.tables import Table
-from recast.lab.training.distributed import gathered_objects, is_first, on_first, process_count, process_number
+from recast.lab.training.distributed import ReportedByFirst, gathered_objects, on_first
 from recast.modes import in_eval
 from recast.tracing.examples import check_weights
 
@@ -163,7 +163,7 @@ def measure(
                     for (arm, metric), values in compared.images.items():
                         if not PER_CORRUPTION.match(metric):
                             results.images[name, metric, arm] = values
-                elif not is_first():
+                elif context.turn[0]:
                     continue  # what follows has no batches to share
                 elif suite.measure is not None:
                     for model_name, metric, value, n in suite.measure(context):
@@ -211,8 +211,9 @@ def score_suites(
             continue
         jobs += [Job(name, suite.score, s, cache.open(name, suite.uses, s)) for s in sources]
     stored = [each for job in jobs for each in job.scores.values()]
-    for each_scores, done in zip(stored, on_first(lambda: [each.done for each in stored]), strict=True):
-        each_scores.done = done  # a machine without the first process's folder takes the same share
+    if context.shares:  # a machine without the first process's folder takes the same share
+        for each_scores, done in zip(stored, on_first(lambda: [each.done for each in stored]), strict=True):
+            each_scores.done = done
     shared: dict[tuple[int, int], list[Job]] = {}
     for job in jobs:
         shared.setdefault((id(job.source.images), id(job.source.columns)), []).append(job)
@@ -222,6 +223,8 @@ def score_suites(
         bar.update(task, description=", ".join(f"{job.suite} {job.source.part}".strip() for job in group))
         _pass(context, group, partial(bar.advance, task))
     scores: dict[str, dict[tuple[str, str], np.ndarray]] = {job.suite: {} for job in jobs}
+    if context.turn[0]:  # the first process has all
+        return {}, missing
     for name, model in product(scores, context.models):
         arrays = {metric: a for job in jobs if job.suite == name for metric, a in job.scores[model].arrays.items()}
         if derive := evaluator(name).derive:
@@ -236,39 +239,62 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
     todo = [job for job in jobs if job.done < len(images)]
     start = min((job.done for job in todo), default=len(images)) // context.batch_size
     advance(start * context.batch_size)
-    saved, processes = time.monotonic(), process_count()
-    batches = iter(context.batches(jobs[0].source, start + process_number(), processes) if todo else ())
+    saved, (number, processes) = time.monotonic(), context.turn
+    batches = iter(context.batches(jobs[0].source, start + number, processes) if todo else ())
     try:
         for _ in range(start, math.ceil(len(images) / context.batch_size) if todo else start, processes):
-            for first, end, scores in gathered_objects(_scored(context, todo, next(batches, None))):
-                for number, score in scores:
-                    todo[number].scores[score.model].put(first, score)
-                for number, model in {(number, score.model) for number, score in scores}:
-                    todo[number].scores[model].done = end  # a model that the suite skips is measured again
-                advance(end - first)
+            mine, error = _scored(context, todo, batches)
+            for turn, part in enumerate(gathered_objects(mine) if processes > 1 else [mine]):
+                for job, scores in part.scores:
+                    for score in scores:
+                        todo[job].scores[score.model].put(part.first, score)
+                    for model in {score.model for score in scores}:  # one that the suite skips is measured again
+                        todo[job].scores[model].done = part.end
+                if part.error:
+                    raise error if error and turn == number else ReportedByFirst(part.error)
+                advance(part.end - part.first)
             if time.monotonic() - saved > SAVE_EVERY:
-                _save(todo)
+                _save(context, todo)
                 saved = time.monotonic()
     finally:
-        _save(todo)
+        _save(context, todo)
 
 
-def _scored(context: Context, jobs: Sequence[Job], batch: Batch | None) -> tuple[int, int, list[tuple[int, Score]]]:
-    """Return the first and last place of a batch, and its scores with the numbers of their jobs; None has none."""
-    if batch is None:
-        return 0, 0, []
-    end, all_scores = batch.first + len(batch), list[tuple[int, Score]]()
-    attacks = (job.scores.items() for job in jobs if SUITES[job.suite].kind == "attack")
-    batch.attacked = frozenset(name for items in attacks for name, scores in items if scores.done < end)
-    for number, job in enumerate(jobs):
-        batch.models = {name: context.models[name] for name, scores in job.scores.items() if scores.done < end}
-        batch.source = job.source
-        scores = job.score(batch) if batch.models else ()
-        all_scores += [(number, score._replace(values=score.values.detach().float().cpu())) for score in scores]
-    return batch.first, end, all_scores
+@dataclass
+class Part:
+    """A process's batch: the places of its images, the scores of its jobs, and the error that ended them."""
+
+    first: int = 0
+    end: int = 0
+    scores: list[tuple[int, list[Score]]] = field(default_factory=list)
+    """With the numbers of the jobs."""
+    error: str = ""
 
 
-def _save(jobs: Sequence[Job]) -> None:
-    for job in jobs if is_first() else ():
+def _scored(context: Context, jobs: Sequence[Job], batches: Iterator[Batch]) -> tuple[Part, BaseException | None]:
+    """Score the next batch, if there is one. The error is returned: with the scores before it, which are stored."""
+    part = Part()
+    try:
+        if (batch := next(batches, None)) is None:
+            return part, None
+        part.first, part.end = batch.first, batch.first + len(batch)
+        attacks = (job.scores.items() for job in jobs if SUITES[job.suite].kind == "attack")
+        batch.attacked = frozenset(name for items in attacks for name, scores in items if scores.done < part.end)
+        for number, job in enumerate(jobs):
+            unfinished = {name for name, scores in job.scores.items() if scores.done < part.end}
+            batch.models = {name: model for name, model in context.models.items() if name in unfinished}
+            batch.source = job.source
+            scores = list(job.score(batch) if batch.models else ())
+            part.scores.append((number, [s._replace(values=s.values.detach().float().cpu()) for s in scores]))
+    except BaseException as error:
+        if context.turn[1] > 1 and not isinstance(error, Exception):
+            raise  # the other processes were told to stop, too
+        part.error = str(error) or type(error).__name__
+        return part, error
+    return part, None
+
+
+def _save(context: Context, jobs: Sequence[Job]) -> None:
+    for job in () if context.turn[0] else jobs:
         for scores in job.scores.values():
             scores.save()

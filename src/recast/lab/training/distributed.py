@@ -58,7 +58,7 @@ def is_first() -> bool:
 
 
 @contextmanager
-def process_group(device: str) -> Iterator[torch.device]:
+def process_group(device: str, timeout: timedelta = TIMEOUT) -> Iterator[torch.device]:
     """Join the processes that torchrun started, for the block; yields this process's device.
 
     `device` is the recipe's: on CUDA each process takes the GPU of its LOCAL_RANK (NCCL), else they share the CPU
@@ -75,7 +75,7 @@ def process_group(device: str) -> Iterator[torch.device]:
     if dist.is_initialized() or not is_shared:  # inside another such block, or the only process
         yield chosen
         return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timeout)
     try:
         yield chosen
     finally:

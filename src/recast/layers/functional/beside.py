@@ -96,9 +96,10 @@ def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Atten
     def attended(kernel: Tensor, *operands: Tensor) -> Tensor:
         return times(kernel, attend(*operands, scale=scale).transpose(1, 2))
 
-    if _makes_again(tokens, queries, w.groups):
-        product = checkpoint(attended, kernel, *operands, use_reentrant=False, preserve_rng_state=False)
-        return y + product.reshape(y.shape).to(y.dtype)
+    if _is_large(tokens, queries, w.groups):  # the same operations without a gradient, for the same bits
+        again = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+        run = partial(checkpoint, attended, use_reentrant=False, preserve_rng_state=False) if again else attended
+        return y + run(kernel, *operands).reshape(y.shape).to(y.dtype)
     gathered = attend(*operands, scale=scale)
     if w.groups > 1:
         pixels = gathered.transpose(1, 2).reshape(queries.shape)
@@ -112,11 +113,11 @@ def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Atten
     return torch.baddbmm(outputs, kernels, gathered.transpose(1, 2)).reshape(y.shape)
 
 
-def _makes_again(tokens: Tensor, queries: Tensor, groups: int) -> bool:
+def _is_large(tokens: Tensor, queries: Tensor, groups: int) -> bool:
     """Return True if the backward pass makes C X again. A compiler chooses for itself what it keeps."""
-    is_eager = not is_recorded() and not torch.compiler.is_compiling()  # else sizes may be symbols
-    has_few_keys = is_eager and KEYS * tokens.shape[2] <= tokens.shape[1]
-    return has_few_keys and groups == 1 and torch.is_grad_enabled() and queries[0].numel() > MADE_AGAIN
+    if groups > 1 or is_recorded() or torch.compiler.is_compiling():  # sizes may be symbols
+        return False
+    return KEYS * tokens.shape[2] <= tokens.shape[1] and queries.shape[1:].numel() > MADE_AGAIN
 
 
 def choose_attend(x: Tensor, y: Tensor, backend: str) -> Attend:
