@@ -32,6 +32,7 @@ EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --num-images 1000
   recast evaluate runs/mine --suite imagenet-c,imagenet-a,imagenet-r --sets /data/robustness
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
+  torchrun --nproc_per_node 8 -m recast evaluate runs/mine    (processes take turns at batches)
   recast evaluate finetuned.safetensors child.safetensors --data-dir photos    (from your own training loop)
 """
 LEGEND = "\nin brackets: 95 % interval of the paired difference, over the images only; ×: ratio"
