@@ -30,7 +30,7 @@ def main() -> None:
     torch.set_num_threads(1)
     chosen, rows = beside._is_large, []
 
-    def told(makes_again: bool, call: Callable[[], object]) -> object:
+    def with_form(makes_again: bool, call: Callable[[], object]) -> object:
         beside._is_large = lambda *_: makes_again
         return call()
 
@@ -44,16 +44,16 @@ def main() -> None:
             layer.zero_grad()
             x.grad = None
 
-        seconds = by_turns({str(again): partial(told, again, step) for again in (False, True)}, ROUNDS)
+        seconds = by_turns({str(again): partial(with_form, again, step) for again in (False, True)}, ROUNDS)
         low, middle, high = statistics.quantiles([b / a for a, b in zip(*seconds.values(), strict=True)], n=4)
-        kept = [told(again, partial(saved_mib, layer, x)) for again in (False, True)]
+        sizes = [with_form(again, partial(saved_mib, layer, x)) for again in (False, True)]
         row = {"convolution_mib": saved_mib(conv, x)}
-        row |= dict(zip(("kept_mib", "made_again_mib"), kept, strict=True))
+        row |= dict(zip(("kept_mib", "made_again_mib"), sizes, strict=True))
         row |= {"ratio": middle, "low_quartile": low, "high_quartile": high}
-        does = chosen(x.detach().flatten(2), x, 1)
+        is_chosen = chosen(x.detach().flatten(2), x, 1)
         measured = {name: f"{value:.3f}" for name, value in row.items()}
         labels = {"channels": channels, "side": side, "images": images}
-        rows.append(labels | measured | {"chosen": does, "machine": machine()})
+        rows.append(labels | measured | {"chosen": is_chosen, "machine": machine()})
     write(RESULTS / "layer_again.csv", rows)
 
 

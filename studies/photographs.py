@@ -86,7 +86,7 @@ from recast.models.register import IMAGENET
 Data = tuple[Tensor, ...]
 
 TASKS = ("odd", "twice", "more", "first", "textures", "views", "odd_224", "views_224")
-PLACES = ("twice", "first", "views", "views_224")
+PLACES = ("twice", "first", "views")
 """Tasks whose answer is a place."""
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 COUNTS = {"train": 4000, "dev": 1000, "test": 2000}
@@ -161,12 +161,12 @@ def pair_answers(cells: Tensor) -> Tensor:
 
 def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return canvases (N, 3, H, W) uint8 and answers (N,) of a task."""
-    generator = torch.Generator().manual_seed(seed)
+    task, generator = task.removesuffix("_224"), torch.Generator().manual_seed(seed)
     if task == "textures":
         chosen = torch.randperm(len(photos.labels), generator=generator)[:count]
         shuffled: Tensor = importlib.import_module("try").shuffled(photos.pixels[chosen], chosen, generator)[0]
         return shuffled, photos.labels[chosen]
-    if task in ("odd", "odd_224"):
+    if task == "odd":
         classes, answers = draw_classes("odd_digit", count, generator)
         cells = torch.rand(count, 4, generator=generator).argsort(1)[:, :3]
         return arrange(sample(photos, classes, generator), cells, 2), answers
@@ -175,7 +175,7 @@ def draw(task: str, photos: ImageTensors, count: int, seed: int) -> tuple[Tensor
         cells = torch.rand(count, 8, generator=generator).argsort(1)[:, :7]
         return arrange(sample(photos, pair.repeat_interleave(torch.tensor([4, 3]), 1), generator), cells, 2), pair[:, 0]
     classes = torch.randint(10, (count, 3), generator=generator)
-    canvases, cells = seen_twice(sample(photos, classes, generator), generator, all_altered="views" in task)
+    canvases, cells = seen_twice(sample(photos, classes, generator), generator, all_altered=task == "views")
     if task == "first":
         at_first = (cells == 0).float().argmax(1, keepdim=True)
         return canvases, classes[:, [0, 1, 2, 0]].gather(1, at_first).flatten()
@@ -214,7 +214,8 @@ class Enlarged(nn.Module):
 
 def split(task: str) -> tuple[nn.Sequential, nn.Module]:
     """Return the frozen trunk, and the blocks to train with their classifier."""
-    if "224" in task:
+    is_large, task = task.endswith("_224"), task.removesuffix("_224")
+    if is_large:
         lite = trainings.efficientnet_lite0()
         trunk = nn.Sequential(Enlarged(), lite._conv_stem, lite._bn0, lite._swish, *lite._blocks[:-BLOCKS])
         last, head = nn.Sequential(*lite._blocks[-BLOCKS:]), nn.Sequential(lite._conv_head, lite._bn1, lite._swish)
@@ -225,7 +226,7 @@ def split(task: str) -> tuple[nn.Sequential, nn.Module]:
         trunk.extend(network.layer3[:-BLOCKS])
         network.layer3 = network.layer3[-BLOCKS:]
     torch.manual_seed(0)
-    width, answers = network.linear.in_features, len(PAIRS) if task in ("twice", "views", "views_224") else 10
+    width, answers = network.linear.in_features, len(PAIRS) if task in ("twice", "views") else 10
     if task in PLACES:
         network.global_pool = nn.Sequential(head, nn.AdaptiveAvgPool2d(2))
         network.linear = nn.Linear(4 * width, answers)

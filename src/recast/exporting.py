@@ -107,8 +107,8 @@ def export(
             image follow the batch.
         path: the file to write, .onnx (run by ONNX Runtime) or .pt2 (a `torch.export` program).
         tol: largest relative error of an output. Default: 1e-4, or ten roundings of a coarser dtype.
-        any_size: False writes the example's height and width only, True free ones even where that takes torch minutes
-            or hours: with more than two strided convolutions of TensorFlow's SAME padding. Default: free except there.
+        any_size: False writes the example's height and width only, True free ones even where that takes torch many
+            minutes: with more than two strided convolutions of TensorFlow's SAME padding. Default: free except there.
 
     Returns:
         `Exported`: the errors on each batch.
@@ -129,13 +129,14 @@ def export(
     whole(model)
     check_place(path, "path", f"model{path.suffix}")
     same = sum(pads_same(m) and m.stride != (1, 1) for m in model.modules() if isinstance(m, nn.Conv2d))
-    is_slow = any_size is None and same > MOST_SAME
     if to == "onnx":
         _check_bytes(sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())))
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
         _check_outputs(model, example)
-        sizes = _sizes(model, example)[: 1 if is_slow or any_size is False else 2]
+        sizes = _sizes(model, example)
+        is_slow = any_size is None and len(sizes) > 1 and same > MOST_SAME
         note = f"{same} strided convolutions pad by the size, SAME: free sizes take torch long" if is_slow else ""
+        sizes = sizes[:1] if is_slow or any_size is False else sizes
         exported = Exported(path, to, *_write_compared(model, example, sizes, temporary, to, tol), note)
     return exported
 

@@ -116,9 +116,9 @@ def test_which_form_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_gathers_are_made_again(channels: int, side: int, again: bool) -> None:
     """With many keys, or on small maps, that would take more time than the memory is worth."""
     layer = AttentionBeside(nn.Conv2d(channels, channels, 3, padding=1, device="meta"))
-    kept = layer_cost(layer, channels, side, side).activation_bytes
-    kept -= layer_cost(layer.conv, channels, side, side).activation_bytes
-    assert (kept < channels * side**2) == again  # a quarter of the input, in fp32
+    added = layer_cost(layer, channels, side, side).activation_bytes
+    added -= layer_cost(layer.conv, channels, side, side).activation_bytes
+    assert (added < channels * side**2) == again  # a quarter of the input, in fp32
 
 
 def test_a_large_layer_has_the_same_bits_without_a_gradient() -> None:

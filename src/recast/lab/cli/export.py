@@ -47,7 +47,7 @@ def export(
         img_size: Pixels of the example, 224 or 224x160 (height x width). None: the run's, the network's own, or 224.
         fold: Fold closed heads first.
         any_size: Height and width are free. None: if the network takes others, and at most two of its strided
-            convolutions have SAME padding: with more, torch takes minutes or hours.
+            convolutions have SAME padding: with more, torch takes many minutes.
         data_dir: Folder of the images of a run if they moved.
         trust: Allow code that the files name (pkg.module:function) to run.
     """

@@ -59,7 +59,7 @@ class Loader:
     start: int = 0
     """Number of the first batch. Batches before it are not loaded, batches after it do not change."""
     every: int = 1
-    """Of the batches from `start` on, every how many-th is loaded."""
+    """Load every N-th batch only, from `start` on."""
     workers: int = 0
     """Number of loader processes, at most one for each core; 0: images are read in this process."""
     repeats: int = 1
