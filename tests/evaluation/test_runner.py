@@ -245,11 +245,13 @@ def test_processes_take_turns_at_batches(
         barrier.wait()
         return everyone
 
+    models = [spy(), spy(), spy(), spy()]  # not in the threads: both would draw from one generator
+
     def process(number: int, folder: str, fails: bool = False) -> Any:
-        turn.number, model = number, spy()
+        turn.number, model = number, models.pop()
         if fails and number == 1:
             model.forward = lambda _images: torch.zeros(3, 3, 3)
-        context = replace(open_context({"model": model}, digits, 20), shares=True)
+        context = replace(open_context({"model": model}, digits, 20), process=number, processes=2)
         try:
             results = measure(context, ["clean"], cache=tmp_path / folder, progress=False)
         except RecastError as error:
@@ -257,8 +259,6 @@ def test_processes_take_turns_at_batches(
         return [row.value for row in results.rows], model.seen
 
     expected = run(spy(), digits, tmp_path / "alone")
-    monkeypatch.setattr("recast.lab.evaluation.context.process_count", lambda: 2)
-    monkeypatch.setattr("recast.lab.evaluation.context.process_number", lambda: turn.number)
     monkeypatch.setattr(runner, "gathered_objects", gathered)
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(process, range(2), ("a", "a"))) == [(expected, 30), ([], 20)]

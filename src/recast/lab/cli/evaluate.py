@@ -116,7 +116,8 @@ def _evaluate_runs(
             RunFolder(folder).recipe_here(how["data_dir"])
         from recast.lab.evaluation.evaluators import check_suites
 
-        check_suites(suites or _suites_of(Path(folders[0])))
+        if suites:
+            check_suites(suites)
     except RecastError as error:
         error.is_reported = bool(later_process())  # by the first
         raise
@@ -124,18 +125,16 @@ def _evaluate_runs(
     from recast.lab.evaluation.runner import Results
     from recast.lab.training.distributed import process_group
 
-    results = Results()
+    results, is_first = Results(), not later_process()
     with warnings.catch_warnings(), trusting(trust=trust), process_group(how["device"], timedelta(days=2)) as device:
-        if later_process():  # the first says it all
+        if not is_first:
             warnings.simplefilter("ignore")
         for folder in folders:
             chosen = suites or _suites_of(Path(folder))
-            shown = sys.stderr.isatty() and not later_process()
-            measured = evaluate_run(folder, chosen, progress=shown, shares=True, **{**how, "device": device})
+            shows = is_first and sys.stderr.isatty()
+            measured = evaluate_run(folder, chosen, progress=shows, shares=True, **{**how, "device": device})
             results.extend(measured)
-            if later_process():
-                continue
-            if not output.as_json:
+            if is_first and not output.as_json:
                 _print_run(Path(folder), measured)
             if {row.model for row in measured.rows} == {"parent", "recast"}:
                 print(f"note: {NO_CONTROL}", file=sys.stderr)

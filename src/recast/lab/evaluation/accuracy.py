@@ -76,7 +76,7 @@ def score_resolution(batch: Batch) -> Iterator[Score]:
             correct = batch.is_correct(name)
         except (AssertionError, RuntimeError, ValueError, IndexError) as error:  # networks raise different errors
             is_about_size = isinstance(error, SizeError) or not isinstance(error, RecastError | torch.OutOfMemoryError)
-            if not is_about_size or batch.number >= batch.context.turn[1]:  # the earlier batches succeeded
+            if not is_about_size or batch.number >= batch.context.processes:  # the earlier batches succeeded
                 raise
             refused.add((name, size))
             message = f"{name} does not support images of {size}; skipping this size: {first_line(error)}"

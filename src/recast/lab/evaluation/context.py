@@ -18,7 +18,6 @@ from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.images import in_unit
 from recast.lab.data.seeding import choose_stratified, random_states, seeded_on
 from recast.lab.evaluation.suites import SUITES
-from recast.lab.training.distributed import process_count, process_number
 from recast.tracing.outputs import answer_of
 
 Images = TypeVar("Images", bound=LabelledImages)
@@ -98,13 +97,9 @@ class Context:
     """Models with a new, untrained classifier, whose predictions are meaningless."""
     store: dict[Any, Any] = field(default_factory=dict)
     """Results that a suite stores between batches, such as features of the training images."""
-    shares: bool = False
-    """The processes of torchrun take turns at the batches."""
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """Return the number of this process among those that take turns, and their count."""
-        return (process_number(), process_count()) if self.shares else (0, 1)
+    process: int = 0
+    """Number of this process among the `processes` that take turns at the batches."""
+    processes: int = 1
 
     @property
     def validation(self) -> Source:
@@ -116,7 +111,7 @@ class Context:
         return suite if SUITES[suite].needs else self.data.name
 
     def batches(self, source: Source | None = None, start: int = 0, every: int = 1) -> Iterator[Batch]:
-        """Yield every how many-th batch of a source (None: the validation images), from batch number `start` on."""
+        """Yield every N-th batch of a source (None: the validation images), from batch number `start` on."""
         source = source or self.validation
         loader = Loader(source.images, self.batch_size, start=start, every=every, workers=self.workers)
         for number, (images, labels) in zip(loader.numbers, loader, strict=True):
@@ -167,6 +162,7 @@ class Batch:
 
     @property
     def number(self) -> int:
+        """Return the number of the batch in its source."""
         return self.first // self.context.batch_size
 
     def logits(self, name: str, images: Tensor | None = None) -> Tensor:

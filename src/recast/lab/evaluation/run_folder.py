@@ -27,7 +27,7 @@ from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import write_table
 from recast.lab.open import OpenRun, check_same, data_of_recipe, open_run
 from recast.lab.task import task_named
-from recast.lab.training.distributed import first_then_all, held
+from recast.lab.training.distributed import first_then_all, held, process_count, process_number
 
 
 def evaluate_run(
@@ -70,7 +70,8 @@ def evaluate_run(
                 data = without_unreadable(data, "train")
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
-            shares=shares,
+            process=process_number() if shares else 0,
+            processes=process_count() if shares else 1,
             with_new_classifier=frozenset({"parent"} if run.folder.has_new_parent(run.recipe.model) else ()),
         )
         results = Results()
@@ -80,10 +81,10 @@ def evaluate_run(
             begin = time.time()
             measured = measure(context, together, run=run.folder.name, cache=run.folder.scores, progress=progress)
             context.store.clear()  # features of a group may fill the memory
-            if not context.turn[0]:
+            if not context.process:
                 _write(run, measured, together, context, command, time.time() - begin)
             results.extend(measured)
-        if not context.turn[0]:
+        if not context.process:
             task_named(data.val.task).draw(run, context, suites)
         return results
 

@@ -163,7 +163,7 @@ def measure(
                     for (arm, metric), values in compared.images.items():
                         if not PER_CORRUPTION.match(metric):
                             results.images[name, metric, arm] = values
-                elif context.turn[0]:
+                elif context.process:
                     continue  # what follows has no batches to share
                 elif suite.measure is not None:
                     for model_name, metric, value, n in suite.measure(context):
@@ -211,7 +211,7 @@ def score_suites(
             continue
         jobs += [Job(name, suite.score, s, cache.open(name, suite.uses, s)) for s in sources]
     stored = [each for job in jobs for each in job.scores.values()]
-    if context.shares:  # a machine without the first process's folder takes the same share
+    if context.processes > 1:  # a machine without the first process's folder takes the same share
         for each_scores, done in zip(stored, on_first(lambda: [each.done for each in stored]), strict=True):
             each_scores.done = done
     shared: dict[tuple[int, int], list[Job]] = {}
@@ -223,7 +223,7 @@ def score_suites(
         bar.update(task, description=", ".join(f"{job.suite} {job.source.part}".strip() for job in group))
         _pass(context, group, partial(bar.advance, task))
     scores: dict[str, dict[tuple[str, str], np.ndarray]] = {job.suite: {} for job in jobs}
-    if context.turn[0]:  # the first process has all
+    if context.process:  # the first process has all
         return {}, missing
     for name, model in product(scores, context.models):
         arrays = {metric: a for job in jobs if job.suite == name for metric, a in job.scores[model].arrays.items()}
@@ -231,33 +231,6 @@ def score_suites(
             arrays |= derive(arrays)
         scores[name] |= {(model, metric): array for metric, array in arrays.items()}
     return scores, missing
-
-
-def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None]) -> None:
-    """Score the images of one source once, for all unfinished suites and models; processes take turns at batches."""
-    images = jobs[0].source.images
-    todo = [job for job in jobs if job.done < len(images)]
-    start = min((job.done for job in todo), default=len(images)) // context.batch_size
-    advance(start * context.batch_size)
-    saved, (number, processes) = time.monotonic(), context.turn
-    batches = iter(context.batches(jobs[0].source, start + number, processes) if todo else ())
-    try:
-        for _ in range(start, math.ceil(len(images) / context.batch_size) if todo else start, processes):
-            mine, error = _scored(context, todo, batches)
-            for turn, part in enumerate(gathered_objects(mine) if processes > 1 else [mine]):
-                for job, scores in part.scores:
-                    for score in scores:
-                        todo[job].scores[score.model].put(part.first, score)
-                    for model in {score.model for score in scores}:  # one that the suite skips is measured again
-                        todo[job].scores[model].done = part.end
-                if part.error:
-                    raise error if error and turn == number else ReportedByFirst(part.error)
-                advance(part.end - part.first)
-            if time.monotonic() - saved > SAVE_EVERY:
-                _save(context, todo)
-                saved = time.monotonic()
-    finally:
-        _save(context, todo)
 
 
 @dataclass
@@ -269,6 +242,34 @@ class Part:
     scores: list[tuple[int, list[Score]]] = field(default_factory=list)
     """With the numbers of the jobs."""
     error: str = ""
+
+
+def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None]) -> None:
+    """Score the images of one source once, for all unfinished suites and models; processes take turns at batches."""
+    images = jobs[0].source.images
+    todo = [job for job in jobs if job.done < len(images)]
+    start = min((job.done for job in todo), default=len(images)) // context.batch_size
+    advance(start * context.batch_size)
+    if not todo:
+        return
+    saved, batches = time.monotonic(), context.batches(jobs[0].source, start + context.process, context.processes)
+    try:
+        for _ in range(start, math.ceil(len(images) / context.batch_size), context.processes):
+            mine, error = _scored(context, todo, batches)
+            for process, part in enumerate(gathered_objects(mine) if context.processes > 1 else [mine]):
+                for job, scores in part.scores:
+                    for score in scores:
+                        todo[job].scores[score.model].put(part.first, score)
+                    for model in {score.model for score in scores}:  # one that the suite skips is measured again
+                        todo[job].scores[model].done = part.end
+                if part.error:
+                    raise error if error and process == context.process else ReportedByFirst(part.error)
+                advance(part.end - part.first)
+            if time.monotonic() - saved > SAVE_EVERY:
+                _save(context, todo)
+                saved = time.monotonic()
+    finally:
+        _save(context, todo)
 
 
 def _scored(context: Context, jobs: Sequence[Job], batches: Iterator[Batch]) -> tuple[Part, BaseException | None]:
@@ -287,7 +288,7 @@ def _scored(context: Context, jobs: Sequence[Job], batches: Iterator[Batch]) -> 
             scores = list(job.score(batch) if batch.models else ())
             part.scores.append((number, [s._replace(values=s.values.detach().float().cpu()) for s in scores]))
     except BaseException as error:
-        if context.turn[1] > 1 and not isinstance(error, Exception):
+        if context.processes > 1 and not isinstance(error, Exception):
             raise  # the other processes were told to stop, too
         part.error = str(error) or type(error).__name__
         return part, error
@@ -295,6 +296,6 @@ def _scored(context: Context, jobs: Sequence[Job], batches: Iterator[Batch]) -> 
 
 
 def _save(context: Context, jobs: Sequence[Job]) -> None:
-    for job in () if context.turn[0] else jobs:
+    for job in () if context.process else jobs:
         for scores in job.scores.values():
             scores.save()
