@@ -245,10 +245,12 @@ def test_processes_take_turns_at_batches(
         barrier.wait()
         return everyone
 
-    models = [spy(), spy(), spy(), spy()]  # not in the threads: both would draw from one generator
+    lock = threading.Lock()  # weights are drawn from one generator
 
     def process(number: int, folder: str, fails: bool = False) -> Any:
-        turn.number, model = number, models.pop()
+        turn.number = number
+        with lock:
+            model = spy()
         if fails and number == 1:
             model.forward = lambda _images: torch.zeros(3, 3, 3)
         context = replace(open_context({"model": model}, digits, 20), process=number, processes=2)
