@@ -31,18 +31,18 @@ times: seconds of a training step and of inference of the arms, by turns, one th
 
 compare, on test images, stated before they were read. "beside" is `NEW`, the default: γ = 0, W_con the kernel's middle
 tap, queries and keys 32 wide, woken on images (`recast.wake_`, a rotation each), gates at 50 times the rate, beside the
-last 3×3 convolution of every block of the last stage. "after the stage" is `AFTER`, the same layer on its output.
+last 3×3 convolution of every block of the last stage. "after the blocks" is `AFTER`, the same layer on its output.
 
 Before (results/beside_random*.csv), queries and keys started as a 1×1 convolution starts them. Inputs of the last
 stage's second convolutions are small (mean square 0.05), so that logits differed by 0.01 and maps were uniform: on the
 odd photographs the last convolution alone had 41 % of held-out canvases after two epochs, woken 56 %, woken with one
-rotation for both ("similar") 23 %; the layer after the stage 73 to 76 %, a non-local block 76 %. BatchNorm on the
+rotation for both ("similar") 23 %; the layer after the blocks 73 to 76 %, a non-local block 76 %. BatchNorm on the
 branch (31 %), a bias of the queries (38 %) and the first convolution of the block (32 %) were no cure.
 
 Arms (`arms`): the parent; beside; timm's non-local block of as many multiply-adds as beside, after the stage, which
 starts at zero; and, for as many seconds as the non-local block takes (cifar: as beside takes), by ratios of step times
 measured in turns: the parent fine-tuned, the former default in every 3×3 convolution of the stage, nine heads without
-Gaussians, beside, beside the last convolution alone, and after the stage. Also fine-tuned for as many updates, and
+Gaussians, beside, beside the last convolution alone, and after the blocks. Also fine-tuned for as many updates, and
 timm's global context. One parent; seeds change the order of images and new parameters. Rates are those of price.py,
 2e-3 for odd_photo, for every arm. A difference ours − arm is shown if 0 is outside its 95 % interval, which is that of
 price.py. beside is the better default if it is shown to be ahead of the former default or equal to it on every task,
@@ -54,7 +54,7 @@ every channel (beside_gates.csv) it was awake with every seed.
 
 Why one convolution of each block and not the last alone, which costs less and is as good here on held-out images
 (beside_sweep.csv): in `recast train odd_digit`, whose images have another mean, it reached 84 % of the quickstart's
-canvases instead of 97 (80 and 95 % with the parent's classifier, 81 with half the warm-up; after the stage 95).
+canvases instead of 97 (80 and 95 % with the parent's classifier, 81 with half the warm-up; after the blocks 95).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ TESTED = {"odd_photo": 2000, "odd_digit": 2000, "cifar": 5000, "converged": 5000
 """Test images. corrupted: the networks of converged, on 1,000 of its images in 15 corruptions."""
 NEW_QUESTION = ("odd_photo", "odd_digit")
 """Tasks with the parent's classes, whose answers mean something else: the classifier is new."""
-OURS = ("beside", "beside, equal seconds", "after the stage, equal seconds")
+OURS = ("beside", "beside, equal seconds", "after the blocks, equal seconds")
 AWAKE = 0.01
 """A layer is awake if attention, less a global mean, makes more than this share of its output."""
 
@@ -291,7 +291,7 @@ def arms(task: str) -> dict[str, Setting]:
     all_arms |= {"fine-tuned, equal updates": {}, "beside, equal seconds": NEW | long}
     all_arms |= {
         "the last convolution alone, equal seconds": BASE | long,
-        "after the stage, equal seconds": AFTER | long,
+        "after the blocks, equal seconds": AFTER | long,
     }
     all_arms |= {"nine heads, equal seconds": nine | {"gate_ratio": 50} | long}
     all_arms |= {"global context": {"block": "context", "gate_ratio": 50}}

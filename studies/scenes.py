@@ -59,7 +59,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "fine-tuned, equal updates": {},
     "fine-tuned, equal seconds": LONG,
     "non-local, equal seconds": {"block": "non-local", "gate_ratio": 50} | LONG,
-    "after the stage, equal seconds": AFTER | LONG,
+    "after the blocks, equal seconds": AFTER | LONG,
     "the former default, equal seconds": ONE | {"project_values": False, "query_key": "zero"} | LONG,
     "nine heads, equal seconds": NARROW | {"project_values": True, "query_key": "images", "head_dim": ""} | LONG,
     "global context, equal seconds": {"block": "context", "gate_ratio": 50} | LONG,

@@ -71,12 +71,13 @@ def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
     for name in ("beside_differences.csv", "photographs_differences.csv"):
         with (ROOT / "results" / name).open(encoding="utf-8") as file:
             results += csv.DictReader(file)
+    arms = [tuple(row[name].removesuffix(", equal seconds") for name in ("ours", "arm")) for row in results]
     lines = [line.replace("−", "-") for line in readme.splitlines() if re.search(r"\| (beside|after)", line)]
     table = [line.strip("| ").split(" | ") for line in lines]
     assert len(table) >= 4
     for *_, ours, arm, difference in table:
         numbers = list(map(float, re.findall(r"-?\d+\.\d", difference)))
-        rows = [row for row in results if (row["ours"], row["arm"]) == (ours.removeprefix("| "), arm)]
+        rows = [row for row, pair in zip(results, arms, strict=True) if pair == (ours.removeprefix("| "), arm)]
         assert any(
             [float(row[name]) for name in ("ours_minus_arm", "low_95", "high_95")] == pytest.approx(numbers, abs=0.051)
             for row in rows
@@ -99,7 +100,7 @@ def test_the_cost_of_the_default_is_that_of_the_results() -> None:
             speeds = [float(peers[family, kind, arm]["relative_speed"]) for arm in arms]
             assert numbers == [round(100 / speed - 100) for speed in speeds], (family, kind)
     for task, cells in zip(("odd_digit", "cifar", "odd_photo"), shown[:3], strict=True):
-        ours = ("beside, equal seconds" if task == "odd_photo" else "beside", "after the stage, equal seconds")
+        ours = ("beside, equal seconds" if task == "odd_photo" else "beside", "after the blocks, equal seconds")
         for column, numbers in zip(("step", "inference_batch"), cells, strict=True):
             parent = float(rows[task, "fine-tuned, equal seconds"][column])
             assert numbers == [round(100 * float(rows[task, arm][column]) / parent - 100) for arm in ours], (
