@@ -148,7 +148,7 @@ def test_refusals_change_nothing(parent: nn.Module) -> None:
     with pytest.raises(recast.RecastError, match=r"b is in no nn.Sequential that .* use beside=convolution"):
         recast.plan(Plain(), IMAGES, BLOCK)
     plan = recast.plan(parent, IMAGES, BLOCK)
-    with pytest.raises(recast.RecastError, match=r"Plain has no nn\.Sequential 'layer4'"):
+    with pytest.raises(recast.RecastError, match=r"Plain has no sequence 'layer4'"):
         recast.recast_(Plain(), plan)
     child = recast.recast_(copy.deepcopy(parent), plan)
     with pytest.raises(recast.RecastError, match="already recast"):
@@ -278,3 +278,11 @@ def test_during_training_with_layer_decay_it_learns_at_the_rate_of_the_top(own: 
     assert rates == pytest.approx([1e-3, 5e-2] if own else [5e-4, 2.5e-2])
     if own:
         assert len(optimizer.param_groups) == count
+
+
+def test_a_stage_that_runs_its_children_is_a_place() -> None:
+    parent = timm.create_model("regnety_002", num_classes=5).eval()
+    plan = recast.plan(parent, IMAGES, BLOCK)
+    assert [step.name for step in plan.steps] == ["s4.attention"]
+    child = recast.recast_(copy.deepcopy(parent), plan)
+    assert recast.verify(parent, child, IMAGES, control=True).bitwise  # and it changes when the gate opens

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import product, takewhile
+from itertools import product
 
 import torch
+from timm.models.regnet import RegStage
 from torch import Tensor, nn
 
 from recast.errors import RecastError
@@ -24,6 +25,7 @@ from recast.tracing.observe import Observation, observe
 
 NAME = "attention"
 """Name of the new layer in its sequence."""
+SEQUENCES = (nn.Sequential, RegStage)  # they run their parts one after the other, also one that is added
 NO_SEQUENCE = "in no nn.Sequential that holds its stage and gives a map of its size, which attention could follow"
 
 
@@ -59,7 +61,7 @@ def new_layers(
     them whose output has that size; of those that end there, in the innermost: networks count the parts of a sequence.
     """
     modules = modules_by_name(model)
-    sequences = {name for name, module in modules.items() if isinstance(module, nn.Sequential) and name}
+    sequences = {name for name, module in modules.items() if isinstance(module, SEQUENCES) and name}
     plain = {name: module for name, module in modules.items() if type(module).forward is nn.Sequential.forward}
     lasts = {name: f"{name}.{next(reversed(module._modules), '')}" for name, module in plain.items()}
     calls = observe(model, example, sequences, lambda _model: None).calls  # no edit: they keep their class
@@ -68,9 +70,8 @@ def new_layers(
     ends: dict[str, tuple[str, int]] = {}
     for size in dict.fromkeys(sizes.values()):
         stage = [name for name in sizes if sizes[name] == size]
-        parts = zip(*(name.split(".") for name in stage), strict=False)
-        shared = [alike[0] for alike in takewhile(lambda alike: len({*alike}) == 1, parts)]
-        for around in (".".join(shared[:depth]) for depth in range(len(shared), 0, -1)):
+        holding = (each for each in sequences if all(name.startswith(f"{each}.") for name in stage))
+        for around in sorted(holding, key=len, reverse=True):
             while (last := lasts.get(around, "")) in lasts and outputs[last] == outputs[around]:
                 around = last
             is_free = isinstance(modules.get(f"{around}.{NAME}"), PassThrough | None)
@@ -97,9 +98,8 @@ def places(channels: Mapping[str, int], *models: nn.Module) -> Iterator[None]:
         for model, (name, count) in product(models, channels.items()):
             modules, around = modules_by_name(model), name.rpartition(".")[0]
             inside = [around] if around in modules else [n for n in modules if n.endswith(f".{around}")]
-            if not inside or not all(isinstance(modules[n], nn.Sequential) for n in inside):
-                kind = type(model).__name__
-                raise RecastError(f"the plan is for another model: {kind} has no nn.Sequential {around!r}")
+            if not inside or not all(isinstance(modules[n], SEQUENCES) for n in inside):
+                raise RecastError(f"the plan is for another model: {type(model).__name__} has no sequence {around!r}")
             for sequence in (modules[n] for n in inside if NAME not in modules[n]._modules):
                 like = next((p for p in sequence.parameters() if p.is_floating_point()), None)
                 sequence.add_module(NAME, PassThrough(count, like).train(sequence.training))
