@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from small import assert_same, changed_names, digits_recipe
 
-from recast import RecastConfig, RecastError, load, save
+from recast import PoolConfig, RecastConfig, RecastError, load, save
 from recast.lab.config import (
     AugmentConfig,
     ClassifyConfig,
@@ -167,6 +167,13 @@ def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Pat
     assert all(name.startswith(("fc.", *(f"{layer}." for layer in layers))) for name in changed)
     with pytest.raises(RecastError, match="digits_resnet has no attention; take freeze=trunk"):
         quick(tmp_path / "no", **frozen)
+
+
+def test_the_attention_of_a_recast_parent_is_kept_when_only_its_pooling_is_new(run: Path, tmp_path: Path) -> None:
+    parent = ModelConfig("digits_resnet", checkpoint=str(run / "weights.safetensors"))
+    fields = {"where": ["none"], "recast": RecastConfig(query_key="images"), "pool": PoolConfig("single")}
+    out = quick(tmp_path / "pooled", model=parent, epochs=0, **fields)
+    assert content(out, "verify.json")["max_relative_error"] < 1e-5
 
 
 def test_a_checkpoint_in_another_order_of_classes_is_reordered_and_other_classes_are_refused(

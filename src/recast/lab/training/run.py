@@ -244,8 +244,9 @@ class _Run:
             child = recast_(copy.deepcopy(self.parent), plan)
             if schedule.kind == "never":
                 fold_(child)  # every head is closed
-        if recipe.recast.query_key == "images" and recast_layers(child):
-            woken = wake_(child, self._training_images(WAKING_IMAGES), recipe.recast.logit_std, recipe.seed)
+        new = [step.name for step in plan.steps if step.name in recast_layers(child)]  # the parent's own have learnt
+        if recipe.recast.query_key == "images" and new:
+            woken = wake_(child, self._training_images(WAKING_IMAGES), recipe.recast.logit_std, recipe.seed, new)
             distributed.on_first(self.say, waking_summary(woken))
         distributed.on_first(self._verify, child, plan)
         if schedule.is_during:
