@@ -117,3 +117,15 @@ def test_a_frozen_network_says_that_no_attention_is_trained() -> None:
     next(iter(recast_layers(child).values())).requires_grad_(True)
     wake_(child, images())
     assert recast.param_groups(child)
+
+
+def test_trained_queries_and_keys_are_replaced_with_a_warning() -> None:
+    child = recast_copy(nn.Sequential(network(padding=1), nn.Conv2d(16, 8, 3)), images()[:1], where="all")
+    trained, new = recast_layers(child).items()
+    wake_(child, images())
+    nn.init.ones_(trained[1].gamma)
+    query = trained[1].query.clone()
+    wake_(child, images(), layers=[new[0]])
+    assert torch.equal(trained[1].query, query)
+    with pytest.warns(UserWarning, match=rf"wake_ replaces trained queries and keys \({trained[0]}\): .*layers="):
+        wake_(child, images())

@@ -144,6 +144,9 @@ def wake_(
     chosen = _layers_to_wake(model, layers)
     moments = _input_moments(model, chosen, batches)
     warn_if_frozen(chosen.values())
+    if learnt := [name for name, layer in chosen.items() if _has_learnt(layer)]:
+        advice = "to keep those of some layers name the others, layers=[...]"
+        warnings.warn(f"wake_ replaces trained queries and keys ({listed(learnt, 3)}): {advice}", stacklevel=4)
     generator = torch.Generator().manual_seed(int(seed))
     woken = []
     for name, layer in chosen.items():
@@ -199,6 +202,12 @@ def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:
             "on them",
             stacklevel=4,
         )
+
+
+def _has_learnt(layer: RecastLayer) -> bool:
+    """Return True if the gate γ is not where it started."""
+    gamma = getattr(layer, "gamma", None)
+    return gamma is not None and bool((gamma != getattr(layer.config, "gamma_init", 0.0)).any())
 
 
 def _set_queries_and_keys(
