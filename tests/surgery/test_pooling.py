@@ -268,6 +268,12 @@ def test_a_network_says_what_it_takes() -> None:
     attention_pool_(odd, example=torch.randn(1, 3, 28, 28))
 
 
+def test_a_network_of_other_channels_than_timm_states_is_pooled_without_an_example() -> None:
+    model = timm.create_model("resnet10t", num_classes=5, in_chans=1)
+    assert model.pretrained_cfg["input_size"][0] == 3
+    assert attention_pools(attention_pool_(model))
+
+
 def test_a_classifier_of_ones_own_keeps_its_forward() -> None:
     model, x = with_pool(nn.AdaptiveAvgPool2d(1), Scaled(8, 5)), IMAGES
     torch.testing.assert_close(attention_pool_(copy.deepcopy(model), example=x)(x), model(x))

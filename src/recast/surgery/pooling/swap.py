@@ -78,7 +78,6 @@ def attention_pool_(
     place = find_place(model, noise(model) if example is None else example)
     check_change(model, config, place)
     put_pool_(model, config, place)
-    # the costs are not counted, which takes images
     plan = plan_of(model) or Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, NOT_COUNTED)
     set_plan_(model, replace(plan, pool=config, pool_cost=None, place=place))
     return model
@@ -159,7 +158,8 @@ def noise(model: nn.Module) -> Tensor:
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise RecastError(f"{type(model).__name__} has no parameters, so nothing to pool")
-    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-    channels, *sides = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (channels, SIDE, SIDE))
+    read = [module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)] or [3]
+    stated, *sides = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (read[0], SIDE, SIDE))
+    channels = stated if stated in read else read[0]  # timm states three channels whatever `in_chans` was
     shape = (channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides))
     return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)
