@@ -51,3 +51,16 @@ def test_cmhsa_is_measured_by_what_content_changes() -> None:
     (awake,) = wakefulness(model, IMAGES).values()
     assert isinstance(model[2], CMHSA)
     assert min(awake["attention_share"]) > 0.01
+
+
+def test_pooling_that_no_optimizer_trains_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    images = torch.randn(4, 3, 9, 9)
+    model = recast.recast_(model, recast.plan(model, images))
+    before = torch.optim.AdamW(recast.param_groups(model))
+    recast.attention_pool_(model, example=images)
+    assert "1 is in no optimizer group: build the optimizer after attention_pool_" in repr(
+        recast.awake(model, images, before)
+    )
+    after = torch.optim.AdamW(recast.param_groups(model))
+    assert not recast.awake(model, images, after).pool_outside

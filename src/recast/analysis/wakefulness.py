@@ -21,6 +21,7 @@ from recast.analysis.queries import logits_and_bias
 from recast.analysis.thresholds import AWAKE, UNIFORM
 from recast.config import typed
 from recast.errors import RecastError, listed
+from recast.layers.attention_pool import attention_pools
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
@@ -74,6 +75,8 @@ class Awake(dict[str, LayerAwake]):
 
     gates_as_slow: str = ""
     """The layer whose gates learn no faster than its kernel, if an optimizer trains them so."""
+    pool_outside: str = ""
+    """The attention pooling with trainable parameters that are in no group of the optimizer."""
 
     @property
     def heads(self) -> int:
@@ -108,6 +111,8 @@ class Awake(dict[str, LayerAwake]):
                 f"gates learn no faster than the kernel ({self.gates_as_slow}): recast.param_groups gives them "
                 f"{LINEAR_GATE_LR_RATIO:.0f} times its rate"
             )
+        if self.pool_outside:
+            text.append(f"{self.pool_outside} is in no optimizer group: build the optimizer after attention_pool_")
         return "; ".join(text)
 
 
@@ -166,6 +171,9 @@ def awake(model: nn.Module, images: Tensor | Iterable[Any], optimizer: Optimizer
         kernel = max(trained.values(), key=Tensor.numel, default=None)
         if gate is not None and kernel is not None and 0 < rates.get(id(gate), 0) <= rates.get(id(kernel), 0):
             result.gates_as_slow = result.gates_as_slow or name or "the model"
+    for name, pool in attention_pools(model).items() if optimizer is not None else ():
+        if any(p.requires_grad and id(p) not in rates for p in pool.parameters()):
+            result.pool_outside = name or "the model"
     return result
 
 
