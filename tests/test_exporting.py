@@ -173,6 +173,15 @@ def test_a_file_that_is_right_at_one_size_only_is_of_that_size(tmp_path: Path) -
         exporting.compare(child, exporting.open_program(path, "onnx"), wide)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_size_that_the_file_does_not_take_prints_no_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    need_onnx()
+    child, x = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.Flatten(2), nn.AdaptiveAvgPool1d(1)), torch.randn(1, 3, 4, 6)
+    recast.recast_(child.eval(), recast.plan(child, x, where="all"))
+    assert not recast.export(child, x, tmp_path / "child.onnx").any_size
+    assert capfd.readouterr().err == ""
+
+
 class Positive(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[:, 0][x[:, 0] > 0] if x[:, 0].max() > 0 else x[:, 0]

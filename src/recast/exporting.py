@@ -326,6 +326,7 @@ def open_program(path: Path, to: Target) -> Program:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4  # a size that the file does not take is an exception, which is handled
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of its own kinds: a dtype of which it has no convolution
