@@ -232,6 +232,12 @@ def test_the_share_that_is_ignored(tmp_path: Path) -> None:
         DataConfig("coco", max_ignored=0.5)
 
 
+def test_a_mask_without_an_image_is_named(tmp_path: Path) -> None:
+    (write(tmp_path) / "images" / "2.png").unlink()
+    with pytest.warns(UserWarning, match=r"skipped 1 .*masks/2.png \(has no image\)"):
+        read(tmp_path)
+
+
 def test_skipped_masks(tmp_path: Path) -> None:
     painted(tmp_path, 0, 1, names="a b")
     (tmp_path / "masks" / "0.png").write_bytes(b"x")

@@ -303,4 +303,6 @@ def _pairs(files: Disk, *places: str) -> ImagePairs:
             f"{len(missing)} of {len(images)} images in {files.where(places[0])} have no mask: the first is "
             f"{missing[0]}, expected {places[1]}/{missing[0]}.png"
         )
+    alone = sorted(masks.keys() - images.keys())
+    files.skip(places[1], *(f"{Path(masks[stem]).name} (has no image)" for stem in alone))
     return ImagePairs(list(images.values()), [masks[stem] for stem in images], PHOTO)
