@@ -278,7 +278,7 @@ def build(arm: str, tail: nn.Module, images: Tensor, seed: int) -> nn.Module:
 
 def groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
     """Return parameter groups with gates at 50 times the rate."""
-    return groups_of(model, lr, {"gate_ratio": 50, "qk_ratio": 1})
+    return groups_of(model, lr, {"gate_ratio": 50, "qk_ratio": None})
 
 
 def train(model: nn.Module, data: Data, lr: float, updates: int, seed: int) -> float:

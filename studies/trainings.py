@@ -96,9 +96,13 @@ def macs_of(model: nn.Module, images: Tensor) -> float:
 
 
 def groups_of(model: nn.Module, lr: float, setting: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return parameter groups. A non-local block's normalisation, and W_con if γ is fixed, learn as fast as gates."""
+    """Return parameter groups. A non-local block's normalisation, and W_con if γ is fixed, learn as fast as gates.
+
+    `setting["qk_ratio"]` is the rate of queries and keys over the others'. None: the default of `param_groups`.
+    """
     ratio, qk_ratio = setting["gate_ratio"], setting["qk_ratio"]
-    groups = recast.param_groups(model, lr=lr, gate_lr=lr * ratio, qk_lr=lr * qk_ratio, weight_decay=0.05)
+    qk_lr = None if qk_ratio is None else lr * qk_ratio
+    groups = recast.param_groups(model, lr=lr, gate_lr=lr * ratio, qk_lr=qk_lr, weight_decay=0.05)
     gates = [block.norm.weight for block in model.modules() if isinstance(block, NonLocalAttn)]
     gates += [m.content for m in model.modules() if isinstance(m, AttentionBeside) and not m.gamma.requires_grad]
     for group in groups:

@@ -18,7 +18,7 @@ from recast.names import modules_by_name
 from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_groups import Group, add_parameter_, find_kernel_group
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
-from recast.surgery.parameters import parameter_kinds
+from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, parameter_kinds, queries_keys_ratio
 from recast.surgery.places import places, planned_places
 from recast.surgery.plan import Plan
 from recast.surgery.wrappers import changeable
@@ -56,7 +56,7 @@ def recast_during_training_(
             recast, with their own kernels; new parameters start from the model's.
         gate_lr: peak rate of the gates. Default: 50 × the kernel's for γ and s; the kernel's for λ, as in T-CNN*, "the
             same optimizer and learning rate" (d'Ascoli et al. 2021, Sec. 5).
-        qk_lr: peak rate of queries and keys. Default: the kernel's.
+        qk_lr: peak rate of queries and keys. Default: the kernel's, or less in a wide layer, as in `param_groups`.
 
     Returns:
         The model.
@@ -113,11 +113,12 @@ def _train_on_(
     forget_(optimizer, name, convolution, carried)
     inherited = {id(pair.new) for pair in carried}
     added = {key: parameter for key, parameter in layer.named_parameters(name) if id(parameter) not in inherited}
-    kinds = parameter_kinds(layer, queries_apart=rates["queries_keys"] is not None)
+    ratios = {"gates": LINEAR_GATE_LR_RATIO, "queries_keys": queries_keys_ratio(layer)}
+    kinds = parameter_kinds(layer, queries_apart=rates["queries_keys"] is not None or ratios["queries_keys"] < 1)
     for key, parameter in added.items():
         if parameter.requires_grad:
             kind = kinds[id(parameter)]
-            add_parameter_(optimizer, key, parameter, kind, kernel_group, rates.get(kind))
+            add_parameter_(optimizer, key, parameter, kind, kernel_group, rates.get(kind), ratios.get(kind, 1.0))
     return added
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from recast.errors import RecastError
 from recast.names import modules_by_name
-from recast.surgery.parameters import DECAYED, KINDS, LINEAR_GATE_LR_RATIO, layer_numbers, layer_of
+from recast.surgery.parameters import DECAYED, KINDS, layer_numbers, layer_of
 
 Group = dict[str, Any]
 
@@ -56,13 +56,14 @@ def find_kernel_group(optimizer: Optimizer, network: nn.Module, name: str, conv:
 
 
 def add_parameter_(
-    optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, kernel_group: Group, own_lr: float | None
-) -> None:
+    optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, kernel_group: Group, own_lr: float | None,
+    ratio: float = 1.0,
+) -> None:  # fmt: skip
     """Put a new parameter into the group of its kind, or into a new one with the settings of the kernel's group.
 
-    `own_lr` is the peak rate of its kind. None: that of the kernel, times 50 for a linear gate.
+    `own_lr` is the peak rate of its kind. None: that of the kernel, times `ratio`.
     """
-    settings = _settings(kernel_group, kind, _peak_for(kind, optimizer, kernel_group, own_lr))
+    settings = _settings(kernel_group, kind, _peak_for(optimizer, kernel_group, own_lr, ratio))
     compared = ["name"] if _kind(kernel_group) in KINDS else list(settings)
     # where a group counts its steps, the count would be wrong for a new parameter
     joinable = [group for group in optimizer.param_groups if "step" not in group]
@@ -94,11 +95,11 @@ def _peak(group: Group) -> float:
     return float(next((group[key] for key in PEAKS if key in group), group["lr"]))
 
 
-def _peak_for(kind: str, optimizer: Optimizer, kernel_group: Group, own_lr: float | None) -> float:
-    """Return the peak rate of parameters of this kind, beside the kernel's group."""
+def _peak_for(optimizer: Optimizer, kernel_group: Group, own_lr: float | None, ratio: float) -> float:
+    """Return the peak rate of parameters of a kind, beside the kernel's group."""
     kernel_peak = _peak(kernel_group)
     if own_lr is None:
-        return kernel_peak * (LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0)
+        return kernel_peak * ratio
     if not _layer_suffix(kernel_group):
         return own_lr
     # the head's rate is the one that layer decay leaves as it is

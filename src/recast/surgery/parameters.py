@@ -23,6 +23,8 @@ from recast.tracing.examples import check_not_lazy
 
 LINEAR_GATE_LR_RATIO = 50.0
 SIGMOID_GATE_LR = 0.1
+QK_WIDTH = 64
+"""Channels up to which W_qry and W_key of attention beside a convolution, or after a block, take the rate of others."""
 KINDS = ("decay", "no_decay", "queries_keys", "gates", "sigmoid_gates", "pool_decay", "pool_no_decay")
 """Names of the groups, in their order."""
 DECAYED = ("decay", "queries_keys", "pool_decay")
@@ -58,7 +60,8 @@ def param_groups(
         plan: the plan of a later `recast_during_training_`. The groups of its layers exist from the start, empty at
             first, because torch's schedulers count groups when they are made.
         pool_lr: rate of attention pooling, in groups "pool_decay" and "pool_no_decay". Default: as other weights.
-        qk_lr: rate of W_qry and W_key, in a group "queries_keys". Default: as other weights.
+        qk_lr: rate of W_qry and W_key, in a group "queries_keys". Default: as other weights, but 64 / C of it where
+            attention beside a convolution or after a block reads C > 64 channels (`queries_keys_ratio`).
 
     Returns:
         Dictionaries with "name", "params", "lr" and "weight_decay".
@@ -74,6 +77,9 @@ def param_groups(
     """
     warn_if_frozen(recast_layers(model).values())
     check_not_lazy(model)
+    widths = [step.input[0] for step in plan.steps] if plan is not None and plan.config.gate == "beside" else []
+    ratio = queries_keys_ratio(model, *widths)
+    qk_lr = lr * ratio if qk_lr is None and ratio < 1 else qk_lr
     rates = _rates(lr, gate_lr, pool_lr, qk_lr)
     kinds = parameter_kinds(model, queries_apart=qk_lr is not None, pools_apart=pool_lr is not None)
     layers = {} if layer_decay is None else layer_numbers(model)
@@ -95,6 +101,21 @@ def param_groups(
         }
         for kind, layer in sorted(groups, key=lambda group: (KINDS.index(group[0]), group[1]))
     ]
+
+
+def queries_keys_ratio(model: nn.Module, *widths: int) -> float:
+    """Return the default rate of W_qry and W_key over that of other weights: 64 / C, at most 1.
+
+    One update of Adam moves every weight by about the rate, so that a logit over C channels moves by about C times as
+    much, and in wide networks the maps saturate at once: on EfficientNet-Lite0's 320 channels each read one pixel
+    (results/queries_keys.csv). μP has the same rule for hidden weights (Yang et al. 2022, arXiv:2203.03466, Table 3).
+
+    Args:
+        model: a network; the widest of its layers beside convolutions or after blocks decides for all.
+        widths: channels of layers that will be added.
+    """
+    own = (layer.in_channels for layer in recast_layers(model).values() if isinstance(layer, AttentionBeside))
+    return min(1.0, QK_WIDTH / max((*own, *widths), default=QK_WIDTH))
 
 
 def _rates(lr: float, gate_lr: float | None, pool_lr: float | None, qk_lr: float | None) -> dict[str, float]:
