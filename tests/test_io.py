@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from recast import RecastConfig, RecastError, load, plan, recast_, save
+from recast.layers.cmhsa import gated_layers
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, class_names, constructor, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.weights import read_header, read_weights
@@ -33,7 +33,7 @@ def output(model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 def test_a_recast_model_comes_back(tmp_path: Path, gate: Any, stride: Any, open_gates: Any) -> None:
     model = recast_model(gate=gate, stride=stride)
-    for layer in gpsa_layers(model).values():
+    for layer in gated_layers(model).values():
         open_gates(layer)
     path = save(model, tmp_path / "deep" / "child.safetensors", constructor(CONFIG))
     assert torch.equal(output(load(path)), output(model))

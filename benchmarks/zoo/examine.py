@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
+from recast.layers.cmhsa import gated_layers
 from recast.layers.config import RecastConfig
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.compare import relative_error
 from recast.surgery.controls import changed_layer
@@ -107,7 +108,7 @@ def _last_stage_then_everything(instance: Instance, row: ZooRow) -> None:
     row.last_recast, row.last_left = len(last.steps), _reasons(last, model)
     model = recast_(model, last)
     _verify(row, "last", model, last, parent_last, batch)
-    if any(layer.num_heads > 1 for layer in gpsa_layers(model).values()):
+    if any(layer.num_heads > 1 for layer in gated_layers(model).values()):
         with changed_layer(model):  # closed heads add nothing, with other weights either
             row.control = verify(parent_last, model, batch, backend="split").max_relative_error
     row.open_layers, row.open_error = _open_error(model, single)
@@ -116,7 +117,7 @@ def _last_stage_then_everything(instance: Instance, row: ZooRow) -> None:
         recast_names = {step.name for step in last.steps}
         steps = [step.name for step in everything.steps if step.name not in recast_names]
         model = recast_(model, everything, steps=steps) if steps else model
-        row.all_recast = len(gpsa_layers(model))
+        row.all_recast = len(gated_layers(model))
         _verify(row, "all", model, everything, parent_all, single)
     if row.control is None or row.control <= 100 * CONTROLLED:
         row.status, row.cause = "vacuous", f"two swapped heads move the outputs by {row.control or 'nothing'}"
@@ -151,7 +152,7 @@ def _open_error(model: nn.Module, example: Example) -> tuple[int, float | None]:
 
     Returns the number of layers and the largest error.
     """
-    layers = gpsa_layers(model)
+    layers = gated_layers(model)
     with captured_inputs(layers.items()) as inputs:
         run_example(model, example)
     by_shape: dict[str, tuple[GPSA, Tensor]] = {}

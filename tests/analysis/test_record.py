@@ -12,8 +12,8 @@ from torchvision.models import VisionTransformer
 from recast import RecastConfig, RecastError, attention_pool_, plan, recast_, record
 from recast.analysis.record import Record, class_maps, token_names
 from recast.analysis.transformers import NO_GRID, NOT_WHOLE
+from recast.layers.cmhsa import gated_layers
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.gpsa import gpsa_layers
 from recast.papers.patchconvnet.network import PatchConvNet
 from recast.tracing.hooks import captured_inputs
 
@@ -67,7 +67,7 @@ def network(open_gates: Any) -> nn.Module:
         nn.Flatten(),
     )
     recast_(model, plan(model, torch.randn(1, 3, 8, 10), PAPERS, where="all"))
-    for layer in gpsa_layers(model).values():
+    for layer in gated_layers(model).values():
         open_gates(layer)
     return model
 

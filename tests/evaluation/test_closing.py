@@ -16,7 +16,6 @@ from recast.lab.evaluation.closing import close_, closing_, heads_left
 from recast.lab.evaluation.runner import open_context
 from recast.layers.cmhsa import gated_layers
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.gpsa import gpsa_layers
 from recast.surgery.scales import recalibrate_batch_norm_
 
 X = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -30,7 +29,7 @@ def network(gate: str) -> nn.Module:
     config = recast.RecastConfig(gate=gate, query_key="random", **PAPERS_LAYER)
     model = recast.recast_(parent, recast.plan(parent, X[:1], config, where=["layer3.1.conv1", "layer3.1.conv2"]))
     with torch.no_grad():
-        for layer in gpsa_layers(model).values():
+        for layer in gated_layers(model).values():
             for parameter in (layer.lam,) if gate == "sigmoid" else (layer.gamma, layer.spread):
                 parameter.copy_(torch.randn(9))
             layer.key.normal_()

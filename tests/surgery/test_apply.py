@@ -12,9 +12,9 @@ from torch import nn
 
 from recast import Geometry, RecastError, fold_, param_groups, plan, recast_, record, verify, wake_
 from recast.layers.attention_pool import attention_pools
-from recast.layers.cmhsa import recast_layers
+from recast.layers.cmhsa import gated_layers, recast_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.gpsa import GPSA
 from recast.layers.pool_config import PoolConfig
 from recast.models.cifar import CifarResNet
 from recast.surgery.plan import Plan, applied_plan
@@ -106,13 +106,13 @@ def test_an_error_leaves_nothing_half_done(message: str, stride: Any) -> None:
 def opened() -> nn.Module:
     """A recast network, the first layer's heads closed, the second's open."""
     model = recast_copy(small(), X)
-    nn.init.constant_(list(gpsa_layers(model).values())[1].gamma, 0.5)
+    nn.init.constant_(list(gated_layers(model).values())[1].gamma, 0.5)
     return model
 
 
 def pruned() -> nn.Module:
     model = opened()
-    first = next(iter(gpsa_layers(model).values()))
+    first = next(iter(gated_layers(model).values()))
     first.prune_(range(9), ())
     return model
 
@@ -207,7 +207,7 @@ def test_a_plan_with_a_pool_starts_as_the_parent_and_replays(pool: PoolConfig, w
     parent, child = pooled_pair(pool, where)
     done = applied_plan(child)
     assert (done.pool, len(attention_pools(child))) == (pool, 1)
-    assert len(done.steps) == len(gpsa_layers(child)) == (0 if where == "none" else 2)
+    assert len(done.steps) == len(gated_layers(child)) == (0 if where == "none" else 2)
     x = torch.randn(4, 3, 16, 16).double()
     torch.testing.assert_close(child(x), parent(x), rtol=1e-12, atol=1e-12)
     with torch.no_grad():

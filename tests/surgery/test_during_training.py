@@ -16,7 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
 
 from recast import GPSA, Plan, RecastConfig, RecastError, attention_pool_, param_groups, plan, recast_during_training_
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import gated_layers
 from recast.layers.pool_config import PoolConfig
 from recast.papers.prs.pixel_conv import PixelConv2d
 
@@ -84,7 +84,7 @@ def every(model: nn.Module) -> Plan:
 def test_ten_further_steps_are_the_convolution_s(name: str) -> None:
     conv, optimizer, child, carried = twins(name)
     recast_during_training_(child, carried, every(child))
-    for layer in gpsa_layers(child).values():  # what takes a layer away from its convolution
+    for layer in gated_layers(child).values():  # what takes a layer away from its convolution
         for parameter in (layer.gamma, layer.spread, layer.value):
             if parameter is not None:
                 parameter.requires_grad_(False)

@@ -11,8 +11,9 @@ from layer_helpers import PAD_1, PAPERS, InCode, outputs_and_gradients, recast_c
 from torch import Tensor, nn
 
 import recast
+from recast.layers.cmhsa import gated_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.gpsa import GPSA
 from recast.surgery.rules import convert
 from recast.surgery.scales import randomize_scales_
 
@@ -29,7 +30,7 @@ def parent() -> nn.Module:
 def child(parent: nn.Module) -> nn.Module:
     """All four stages recast; the last stage's two layers half open."""
     model = recast_copy(parent, X, where=["stage:2", "stage:3"]).eval()
-    *_, first, second = gpsa_layers(model).values()
+    *_, first, second = gated_layers(model).values()
     with torch.no_grad():
         first.spread[2:5], first.gamma[1] = 0.4, 0.01
         second.gamma[:3], second.spread[0] = 0.3, 0.2
@@ -79,7 +80,7 @@ def test_a_tolerance_changes_what_it_says(child: nn.Module, error_of: Any) -> No
 @torch.no_grad()
 def test_a_sigmoid_models_content_is_pruned(parent: nn.Module, tmp_path: Path, error_of: Any) -> None:
     child = recast_copy(parent, X, RecastConfig(gate="sigmoid")).eval()
-    for layer in gpsa_layers(child).values():
+    for layer in gated_layers(child).values():
         layer.key.normal_()
         layer.lam[:4] = 6.0
     expected = child(X)
@@ -100,7 +101,7 @@ def test_a_model_that_was_folded_twice_comes_back(child: nn.Module, parent: nn.M
 
 def test_what_was_folded_away_leaves_nothing_to_train(child: nn.Module) -> None:
     """No parameter without elements: optimisers divide by their number, norms and histograms fail on them."""
-    *_, first, _second = gpsa_layers(child).values()
+    *_, first, _second = gated_layers(child).values()
     nn.init.zeros_(first.gamma)
     recast.fold_(child)
     assert first.gamma is first.query is first.key is None
@@ -131,19 +132,19 @@ def test_blocks_that_merge_their_branches_keep_attention(name: str, error_of: An
     parent, x = timm.create_model(name, num_classes=5).eval(), X[:2, :, :32, :32]
     child = recast_copy(parent, x).eval()
     recast.wake_(child, x)
-    for layer in gpsa_layers(child).values():
+    for layer in gated_layers(child).values():
         nn.init.constant_(layer.gamma, 0.5)
     expected = child(x)
     merged = timm.utils.reparameterize_model(child)
     assert error_of(merged(x), expected) < 1e-5
     assert error_of(expected, parent(x)) > 1e-3
     assert len(list(merged.modules())) < len(list(child.modules()))  # the blocks without attention were merged
-    assert len(gpsa_layers(merged)) == len(gpsa_layers(child)) > 0
-    for layer in gpsa_layers(child).values():
+    assert len(gated_layers(merged)) == len(gated_layers(child)) > 0
+    for layer in gated_layers(child).values():
         nn.init.zeros_(layer.gamma)
     merged = timm.utils.reparameterize_model(copy.deepcopy(child.eval()))
     assert error_of(merged(x), parent(x)) < 1e-5
-    assert not gpsa_layers(merged)
+    assert not gated_layers(merged)
     kinds = [type(module) for module in merged.modules()]
     assert kinds == [type(module) for module in timm.utils.reparameterize_model(parent).modules()]
 

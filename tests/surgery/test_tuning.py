@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import recast
 from recast import GPSA, Geometry, RecastConfig, RecastError
+from recast.layers.cmhsa import gated_layers
 from recast.layers.forms import Forms
-from recast.layers.gpsa import gpsa_layers
 from recast.surgery import chosen_forms, tuning
 
 
@@ -24,7 +24,7 @@ def network(open_gates: Callable[..., GPSA]) -> nn.Sequential:
     same, strided = PAD_1, Geometry((3, 3), (2, 2), (1, 1, 1, 1))
     model = nn.Sequential(*(GPSA(4, 4, geometry, config=config) for geometry in (same, same, strided))).double()
     model[0].aside = GPSA(4, 4, PAD_1).double()
-    for layer in gpsa_layers(model).values():
+    for layer in gated_layers(model).values():
         open_gates(layer)
     return model
 

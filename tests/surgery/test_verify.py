@@ -14,8 +14,8 @@ from layer_helpers import PAPERS, InCode, recast_copy, unchanged
 from torch import Tensor, nn
 
 from recast import PoolConfig, RecastConfig, RecastError, plan, recast_, trace, verify
+from recast.layers.cmhsa import gated_layers
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.gpsa import gpsa_layers
 from recast.models.cifar import CifarResNet
 from recast.surgery.compare import relative_error
 from recast.surgery.exactness import TOLERANCE, Exactness
@@ -44,7 +44,7 @@ def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any
     exactness = verify(parent, child, x, backend=backend)
     assert exactness.backend == backend
     assert exactness.ok(1e-5 if gate == "linear" else 1e-4)
-    assert [layer.backend for layer in gpsa_layers(child).values()] == ["reference", "auto"]
+    assert [layer.backend for layer in gated_layers(child).values()] == ["reference", "auto"]
 
 
 def test_inplace_activations_do_not_hide_a_difference() -> None:
@@ -68,7 +68,7 @@ def test_modes_backends_and_tf32_are_given_back(fail: bool, monkeypatch: pytest.
         else:
             assert verify(parent, child, torch.randn(X.shape), backend="dense").ok()
     assert torch.backends.cudnn.allow_tf32
-    assert {layer.backend for layer in gpsa_layers(child).values()} == {"auto"}
+    assert {layer.backend for layer in gated_layers(child).values()} == {"auto"}
 
 
 def answering(answer: Callable[[Tensor], Any]) -> InCode:
@@ -147,7 +147,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 @torch.no_grad()
 def open_and_triple_(child: nn.Module) -> None:
-    for layer in gpsa_layers(child).values():
+    for layer in gated_layers(child).values():
         layer.gamma.fill_(0.7)
         layer.value.mul_(3)
 

@@ -17,8 +17,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import recast
 from recast import RecastError
+from recast.layers.cmhsa import gated_layers
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.gpsa import gpsa_layers
 
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "torch.compile": lambda model: torch.compile(model, backend="eager"),
@@ -35,7 +35,7 @@ def net() -> nn.Sequential:
 
 
 def opened(model: nn.Module) -> nn.Module:
-    for layer in gpsa_layers(model).values():
+    for layer in gated_layers(model).values():
         nn.init.constant_(layer.gamma, 0.5)
         with torch.no_grad():
             layer.gamma[:4] = 0.0

@@ -17,8 +17,8 @@ from recast.lab.folder.run import RunFolder
 from recast.lab.training import loop
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import validate
+from recast.layers.cmhsa import gated_layers
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.gpsa import gpsa_layers
 
 CPU = torch.device("cpu")
 AVERAGED = RegularizationConfig(ema_decay=0.5)
@@ -78,7 +78,7 @@ def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])
 def test_gate_l1_closes_heads_at_exactly_zero(tmp_path: Path, averaged: RegularizationConfig) -> None:
     child = small_child(gate="linear", **PAPERS_LAYER)
-    layer = gpsa_layers(child)["4"]
+    layer = gated_layers(child)["4"]
     with torch.no_grad():
         layer.gamma.fill_(0.05)
         layer.spread[0] = 6.0  # too far from 0 to get there

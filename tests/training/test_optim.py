@@ -13,7 +13,6 @@ from recast.lab.config import OptimConfig
 from recast.lab.training.optim import WarmupDecay, learning_rates, make_optimizer, shrink_gates_
 from recast.layers.cmhsa import gated_layers
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.gpsa import gpsa_layers
 
 
 def rates(model: nn.Module, **fields: Any) -> tuple[float, float | None]:
@@ -111,7 +110,7 @@ def test_options_reach_the_optimiser_that_takes_them() -> None:
 
 
 def test_shrinking_moves_gates_towards_zero_and_stops_there() -> None:
-    layer = gpsa_layers(small_child(gate="linear", **PAPERS_LAYER))["4"]
+    layer = gated_layers(small_child(gate="linear", **PAPERS_LAYER))["4"]
     optimizer = make_optimizer(nn.Sequential(layer), OptimConfig(gate_lr=0.1), 8)
     with torch.no_grad():
         layer.gamma.copy_(torch.tensor([0.5, -0.5, 0.01, -0.01, 0, 0.02, 0.3, 0.1, 0.2]))

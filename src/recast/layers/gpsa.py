@@ -18,7 +18,6 @@ from recast.layers.functional.maps import AttentionMaps
 from recast.layers.functional.operands import Gates, Weights, nonzero, scatter_heads, take_heads
 from recast.layers.geometry import Geometry
 from recast.modes import computes_as
-from recast.names import modules_by_name
 
 LAMBDA_WITHOUT_CONTENT = 40.0
 """λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
@@ -307,8 +306,3 @@ class GPSA(Tuned, AttentionConv2d):
             f" ({gaussian} Gaussian, {content} content; {opened} open in eval)",
             f"{kind}, value={self.value is not None}, backend={self.chosen_backend()}",
         )
-
-
-def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
-    """Return the GPSA layers of a model by `plain_name`, each once, in the order of `named_modules`."""
-    return {name: module for name, module in modules_by_name(model).items() if isinstance(module, GPSA)}
