@@ -166,7 +166,7 @@ def test_cells_may_be_separated_by_semicolons_or_tabs(table: Write, tmp_path: Pa
     assert load_data(config.replace(name="csv_multilabel")).classes == ["cat", "dog", "x"]
 
 
-def test_a_name_of_a_column_may_hold_a_mark(table: Write, tmp_path: Path) -> None:
+def test_a_name_of_a_column_may_hold_a_mark(table: Write) -> None:
     config = table("path,label,a;b;c;d", [[path, label, "1;2"] for path, label in PLAIN])
     assert load_data(config).classes == ["cat", "dog"]
     with pytest.raises(RecastError, match="line 2: expected 2 cells"):
@@ -245,9 +245,9 @@ def said(config: DataConfig, recwarn: pytest.WarningsRecorder) -> str:
     return "\n".join(str(warning.message) for warning in recwarn)
 
 
-def column(table: Write, cells: Sequence[str], header: str = "path,label", **settings: Any) -> DataConfig:
+def column(table: Write, cells: Sequence[str], **settings: Any) -> DataConfig:
     """A table whose labels are these cells over and over."""
-    return table(header, [[path, cells[i % len(cells)]] for i, (path, _) in enumerate(PLAIN)], **settings)
+    return table("path,label", [[path, cells[i % len(cells)]] for i, (path, _) in enumerate(PLAIN)], **settings)
 
 
 @pytest.mark.parametrize(

@@ -148,11 +148,11 @@ def test_more_than_memory_allows_is_refused_before_decoding() -> None:
         ImageFiles(torch.zeros(100_000_000), 224, [], where="big.zip:").decoded(skip=False)
 
 
-def stored(sizes: list[tuple[int, int]], side: int = 40) -> ImageFiles:
+def stored(sizes: list[tuple[int, int]]) -> ImageFiles:
     """Return pictures (width, height) of noise."""
     generator = np.random.default_rng(0)
     pictures = [Image.fromarray(generator.integers(0, 256, (h, w, 3), np.uint8)) for w, h in sizes]
-    return ImageFiles(torch.arange(len(sizes)), side, range(len(sizes)), pictures.__getitem__)
+    return ImageFiles(torch.arange(len(sizes)), 40, range(len(sizes)), pictures.__getitem__)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (20, 12)])

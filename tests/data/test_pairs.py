@@ -16,9 +16,9 @@ from recast.papers.dense.segment.pairs import IGNORE, ImagePairs
 pytestmark = pytest.mark.filterwarnings("ignore:.* masks. [0-9]")
 
 
-def coloured(count: int = 6, height: int = 40, width: int = 56) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images in which the grey level of a pixel is ten times its class, in blocks."""
-    blocks = torch.randint(0, 20, (count, height // 8, width // 8), generator=torch.Generator().manual_seed(0))
+def coloured(count: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of 40x56 in which the grey level of a pixel is ten times its class, in blocks."""
+    blocks = torch.randint(0, 20, (count, 5, 7), generator=torch.Generator().manual_seed(0))
     masks = blocks.repeat_interleave(8, 1).repeat_interleave(8, 2).to(torch.uint8)
     return (masks * 10)[:, None].repeat(1, 3, 1, 1), masks
 

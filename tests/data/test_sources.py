@@ -31,11 +31,11 @@ def make_tree(root: Path, counts: Mapping[str, int] | int = 10, size: int = 16) 
     return root
 
 
-def make_zip(tree: Path, path: Path, prefix: str = "", folders: bool = False) -> Path:
+def make_zip(tree: Path, path: Path, folders: bool = False) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for item in sorted(tree.rglob("*"), reverse=True):
             if item.is_file() or folders:
-                archive.write(item, prefix + item.relative_to(tree).as_posix())
+                archive.write(item, item.relative_to(tree).as_posix())
     return path
 
 

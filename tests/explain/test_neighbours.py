@@ -33,7 +33,7 @@ def test_marks() -> None:
     assert all(mark in page for mark in ("✓ beaver", "~ otter", "✗ &lt;shark&gt;", "0.25"))
 
 
-def test_the_nearest_are_those_of_the_pixels(tmp_path: Path) -> None:
+def test_the_nearest_are_those_of_the_pixels() -> None:
     data = load_data(DataConfig("digits", img_size=8, num_train=40, num_val=10))
     network = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))  # its features are the normalised pixels
     inputs, _ = read_inputs([3], (8, 8), 1, data=data)

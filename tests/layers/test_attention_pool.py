@@ -19,9 +19,9 @@ def _double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def make(num_classes: int | None = None, dim: int = 12, **options: Any) -> AttentionPool:
+def make(num_classes: int | None = None, **options: Any) -> AttentionPool:
     """A pool whose every parameter is random: at its start γ = 1e-4 and biases 0 would hide mistakes."""
-    pool = AttentionPool(dim, num_classes, **options)
+    pool = AttentionPool(12, num_classes, **options)
     with torch.no_grad():
         for parameter in pool.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.5 + (1 if parameter.dim() == 1 else 0))

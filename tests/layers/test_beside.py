@@ -22,9 +22,9 @@ from recast.tracing.cost import layer_cost
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-def opened(conv: nn.Module, seed: int = 0, config: Any = None) -> AttentionBeside:
+def opened(conv: nn.Module, seed: int = 0) -> AttentionBeside:
     """Attention beside a convolution, every parameter of its own moved off the start, logits of size 1."""
-    layer = AttentionBeside(conv, config=config)
+    layer = AttentionBeside(conv)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in (layer.query, layer.key, layer.content, layer.gamma):
@@ -77,9 +77,7 @@ def test_the_reference_is_the_formula(random_case: Any, error_of: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_every_form_is_the_reference(
-    dtype: torch.dtype, random_case: Any, error_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_form_is_the_reference(dtype: torch.dtype, random_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Output and every gradient: written out, a few images at a time, part by part, by torch's kernels, made again."""
     for seed in range(60):
         conv, x, text = random_case(seed, dtype)

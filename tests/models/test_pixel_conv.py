@@ -20,8 +20,8 @@ def pixel_conv(kernel: int, patch: int, channels: tuple[int, int] = (3, 2), **op
     return PixelConv2d(channels[0] * patch**2, channels[1] * patch**2, kernel, patch, **options).double()
 
 
-def tokens(conv: PixelConv2d, height: int = 5, width: int = 6) -> Tensor:
-    return torch.randn(2, conv.in_channels, height, width, dtype=torch.float64)
+def tokens(conv: PixelConv2d) -> Tensor:
+    return torch.randn(2, conv.in_channels, 5, 6, dtype=torch.float64)
 
 
 def layer_of(conv: PixelConv2d, gate: Any, size: tuple[int, int], **config: Any) -> CMHSA | GPSA:

@@ -44,7 +44,7 @@ def test_the_outputs_stay(name: str, gate: str, error_of: Any, tmp_path: Path) -
 
 
 @torch.no_grad()
-def test_what_is_read_elsewhere_or_does_more_stays(error_of: Any) -> None:
+def test_what_is_read_elsewhere_or_does_more_stays() -> None:
     class Doubled(nn.Conv2d):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)

@@ -143,7 +143,7 @@ def test_choices_are_saved_and_hold_on_a_device_of_the_same_name(
     torch.testing.assert_close(loaded(x), child.eval()(x))
 
 
-def test_a_form_that_is_none_is_refused(tmp_path: Path, open_gates: Any) -> None:
+def test_a_form_that_is_none_is_refused(tmp_path: Path) -> None:
     parent, x = nn.Sequential(nn.Conv2d(4, 4, 3)).eval(), torch.randn(2, 4, 6, 6)
     child = recast_copy(parent, x)
     child[0].tuned = (Forms("cpu", (6, 6), "eval", "split"),)

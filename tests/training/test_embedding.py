@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from small import CLASSES, digits_recipe, small_child, small_data, small_fit, small_parent, small_recipe
+from small import CLASSES, digits_recipe, small_child, small_data, small_fit, small_recipe
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -102,9 +102,9 @@ def test_a_head_leaves_the_logits_alone_and_probes_without_a_gradient() -> None:
         add_embedding_(timm.create_model("deit_tiny_distilled_patch16_224", num_classes=7), SMALL, 7)
 
 
-def headed(config: Any = SMALL, recast: bool = True) -> nn.Module:
+def headed(config: Any = SMALL) -> nn.Module:
     torch.manual_seed(3)
-    return add_embedding_(small_child() if recast else small_parent(), config, CLASSES)
+    return add_embedding_(small_child(), config, CLASSES)
 
 
 def state_of_loss(folder: Path) -> dict[str, Tensor]:

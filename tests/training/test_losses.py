@@ -44,8 +44,8 @@ class Constant(nn.Module):
         return self.logits
 
 
-def distillation(labels: Any = CE, logits: Tensor = TAUGHT, **fields: Any) -> Distillation:
-    return Distillation(TeacherConfig("parent", **fields), Teacher(Constant(logits), student=PLAIN), labels)
+def distillation(labels: Any = CE, **fields: Any) -> Distillation:
+    return Distillation(TeacherConfig("parent", **fields), Teacher(Constant(TAUGHT), student=PLAIN), labels)
 
 
 @pytest.fixture
