@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from rich.table import Table
@@ -21,13 +21,14 @@ from recast.layers.cmhsa import GatedLayer, gated_layers
 from recast.layers.forms import Forms
 from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
+from recast.surgery.chosen_forms import Form
 from recast.surgery.table import NAMED, render, terminal_width
 from recast.surgery.wrappers import whole
 from recast.tracing.examples import Example, check_values, run_example
 from recast.tracing.hooks import hooked, undisturbed
 from recast.tracing.timing import time_models
 
-FORMS = ("split", "merged", "sdpa", "dense")
+FORMS: tuple[Form, ...] = get_args(Form)
 MARGIN = 0.03  # another form must save this share of the time
 MAP_NUMBERS = 2**24  # B·H·N·M up to which forms that hold the maps whole are timed
 

@@ -19,8 +19,8 @@ from recast.lab.pages import formats
 from recast.lab.pages.formats import NBSP
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
+from recast.surgery.exactness import TOLERANCE
 
-EXACT = 1e-5  # largest relative error of the outputs of the same function (fp32)
 LISTED = 4  # differences between recipes that are named
 
 
@@ -60,7 +60,7 @@ def is_exact(run: Run) -> bool:
     if run.verify is None:
         return False
     same, images = kept_predictions(run)
-    return same == images and number(run.verify["max_relative_error"]) <= EXACT
+    return same == images and number(run.verify["max_relative_error"]) <= TOLERANCE
 
 
 class Verdict(NamedTuple):
