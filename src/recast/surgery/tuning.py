@@ -1,4 +1,4 @@
-"""`tune_`: time the forms of every GPSA layer on its own input, and use the fastest. All agree to rounding."""
+"""`tune_`: time the forms of every layer with gates on its own input, and use the fastest. All agree to rounding."""
 
 from __future__ import annotations
 

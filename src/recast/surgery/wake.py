@@ -113,9 +113,9 @@ def wake_(
         W_qry^h = W_key^h = c · R_h U      U: principal components of the layer's input, R_h: a random rotation per head
 
     Beside a convolution W_qry and W_key have a rotation each, unless query_key="similar".
-    A GPSA layer whose gates are 0 stays exactly its convolution. C-MHSA does not: content shares the softmax with
-    position, and the weight on pixels other than the head's grows at least a hundredfold. The same images and seed give
-    the same result. Do not wake one network from several threads.
+    A layer whose gates are 0 stays exactly its convolution. C-MHSA, without gates, does not: content shares the softmax
+    with position, and the weight on pixels other than the head's grows at least a hundredfold. The same images and seed
+    give the same result. Do not wake one network from several threads.
 
     Args:
         model: a recast network.

@@ -1,10 +1,10 @@
 """Read a run folder as plain data.
 
-    RUN/recipe.yaml plan.json metrics.jsonl            required
-    RUN/verify.json environment.json rows.csv                  optional
-    RUN/schedule.json                                  if layers became attention during training
-    RUN/differences.csv analysis/*.csv                 written by `recast evaluate` beside rows.csv
-    RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
+    RUN/recipe.yaml plan.json metrics.jsonl                  required
+    RUN/classes.json verify.json environment.json rows.csv   optional
+    RUN/schedule.json                                        if layers became attention during training
+    RUN/differences.csv analysis/*.csv scores/images.npz     written by `recast evaluate` beside rows.csv
+    RUN/finetuned/metrics.jsonl                              the control arm: the parent trained the same way
 
 A damaged file is an error that names it. Damaged lines of metrics.jsonl, as a killed process may leave them, are
 skipped with a warning.
