@@ -80,9 +80,7 @@ def _last_layer(model: nn.Module) -> nn.Linear | nn.Conv2d | None:
     return None
 
 
-def with_own_classifier(
-    model: nn.Module, weights: Mapping[str, Tensor], num_classes: int | None = None
-) -> dict[str, Tensor]:
+def with_own_classifier(model: nn.Module, weights: Mapping[str, Tensor], num_classes: int | None) -> dict[str, Tensor]:
     """Replace the classifier in `weights`, which may be missing, by that of `model`."""
     heads = tuple(f"{name}." for name in classifiers(model, num_classes))
     rest = {name: value for name, value in weights.items() if not name.startswith(heads)}

@@ -114,7 +114,7 @@ class BlockSequence:
     the points. Names are those of the network inside wrappers (`body_of`): parent and recast network share them.
     """
 
-    def __init__(self, model: nn.Module, blocks: Sequence[str] | None = None) -> None:
+    def __init__(self, model: nn.Module, blocks: Sequence[str] | None) -> None:
         self.model = model
         prefix, self.network = body_of(model)
         self.is_given = blocks is not None

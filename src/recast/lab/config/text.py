@@ -197,7 +197,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def changes(before: Recipe, now: Recipe, ignore: Iterable[str] = ()) -> list[str]:
+def changes(before: Recipe, now: Recipe, ignore: Iterable[str]) -> list[str]:
     """Return the fields in which two recipes differ, as "optim.lr (0.1, now 0.2)", without those named in `ignore`."""
     a, b = (flat(recipe.plain()) for recipe in (before, now))
     names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name) and name not in ignore]

@@ -14,7 +14,7 @@ import recast
 from recast.errors import RecastError, first_line
 
 
-def choose_device(name: str | torch.device = "auto") -> torch.device:
+def choose_device(name: str | torch.device) -> torch.device:
     """Return a device; `auto` is the accelerator, else the CPU. Raises RecastError if it cannot be used."""
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

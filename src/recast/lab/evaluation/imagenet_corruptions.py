@@ -39,7 +39,7 @@ ALEXNET_ERRORS = {
 """Top-1 error of AlexNet, mean over severities, published by the authors (github.com/hendrycks/robustness)."""
 
 
-def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) -> np.ndarray:
+def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int) -> np.ndarray:
     """Corrupt an image (H, W, 3) uint8; H, W ≥ 32.
 
     The same arguments give the same bytes; global random generators are restored. The severities of a kind share their

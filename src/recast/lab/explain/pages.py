@@ -29,13 +29,13 @@ SEED = 0  # of random weights: the same command draws the same page
 MODEL_OPTIONS = ("checkpoint", "checkpoint_key", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
 
 
-def explain_page(options: ExplainOptions, size: tuple[int, int] | None = None) -> tuple[Path, Scene, list[str]]:
+def explain_page(options: ExplainOptions, size: tuple[int, int] | None) -> tuple[Path, Scene, list[str]]:
     """Write a page of where the networks of a run, or one network, look in images.
 
     By default the page of a run is RUN/explain/NAME.html, that of a network MODEL-IMAGE.html in the current folder.
 
     Args:
-        size: (height, width) of the images; default the network's own.
+        size: (height, width) of the images; None: the network's own.
 
     Returns:
         The file written, its scene, and notes on the network and the images.

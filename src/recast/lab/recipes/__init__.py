@@ -119,7 +119,7 @@ def compute(
     return f"{exa:,.0f} EFLOP" if exa >= 100 else f"{exa:.3g} EFLOP"
 
 
-def recipe_files(plugins: Sequence[str] = PLUGINS) -> list[Path]:
+def recipe_files(plugins: Sequence[str]) -> list[Path]:
     """Return the YAML files of this library, and those in the folders of plug-ins, without importing these."""
     specs = [spec for name in plugins if (spec := find_spec(name)) is not None and spec.origin is not None]
     folders = dict.fromkeys([Path(__file__).parent, *(Path(spec.origin).parent for spec in specs if spec.origin)])

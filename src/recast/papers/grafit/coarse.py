@@ -39,7 +39,7 @@ RANKS = ("kingdom", "phylum", "class", "order", "family", "genus")
 
 
 def coarse_classes(
-    data: str, classes: list[str], labels: str = "fine", coarse_file: str | None = None, rank: str | None = None
+    data: str, classes: list[str], labels: str, coarse_file: str | None, rank: str | None
 ) -> Groups | None:
     """Return the coarse classes of a data set, sorted; None if none are named and labels are fine.
 

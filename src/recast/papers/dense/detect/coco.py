@@ -133,7 +133,7 @@ class Annotations:
         return hashlib.sha256(arrays + repr(self.masks).encode()).hexdigest()
 
 
-def read_coco(path: Path, skip: bool = False) -> tuple[list[str], list[Annotations], list[str], int]:
+def read_coco(path: Path, skip: bool) -> tuple[list[str], list[Annotations], list[str], int]:
     """Return the names of the images, their objects, the classes in the order of their ids, and images left out.
 
     skip: leave out images with an annotation that cannot be read. Without it that is a RecastError.
