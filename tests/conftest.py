@@ -4,6 +4,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -153,6 +155,15 @@ def error_of() -> Callable[[Tensor, Tensor], float]:
 def make_non_vacuous() -> Callable[[nn.Module], nn.Module]:
     """`make_non_vacuous(model)`: a random network in which no layer is silent."""
     return randomize_scales_
+
+
+@pytest.fixture(scope="session")
+def two_processes() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`two_processes(script, *words)`: run it by torchrun."""
+    if os.name == "nt":
+        pytest.skip("torchrun with gloo is not tested on Windows")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    return lambda *words: subprocess.run([*torchrun, *map(str, words)], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(autouse=True)

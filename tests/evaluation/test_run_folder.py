@@ -1,9 +1,6 @@
 import csv
 import json
-import os
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -49,16 +46,12 @@ def test_a_run_is_measured_by_one_at_a_time(copied: Path) -> None:
         threads.submit(measured, copied, "clean").result()
 
 
-@pytest.mark.skipif(
-    os.name == "nt" or not os.environ.get("RECAST_SLOW"),
-    reason="half a minute, and torchrun with gloo is not tested on Windows: set RECAST_SLOW=1",
-)
-def test_two_processes_measure_what_one_does(copied: Path) -> None:
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(copied: Path, two_processes: Any) -> None:
     shared = copied.rename(copied.with_name("shared"))
     alone = Path(shutil.copytree(shared, shared.with_name("alone")))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    words = ["-m", "recast", "evaluate", shared, "--suite", "clean,agreement,pgd", "--batch-size", "8"]
-    done = subprocess.run([*torchrun, *map(str, words)], capture_output=True, text=True, check=False)
+    words = "-m recast evaluate --suite clean,agreement,pgd --batch-size 8"
+    done = two_processes(*words.split(), shared)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("clean top1") == 1
     measured(alone, "clean", "agreement", "pgd", batch_size=8)

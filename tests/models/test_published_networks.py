@@ -77,10 +77,8 @@ def test_normalisation_differs_by_tag(name: str, classes: int, red: float) -> No
     assert (model.num_classes, size, mean[0]) == (classes, (32, 32), red)
 
 
-@pytest.mark.skipif(
-    not (os.environ.get("RECAST_SLOW") and os.environ.get("RECAST_DATA")),
-    reason="needs RECAST_SLOW=1 and trained weights in RECAST_DATA",
-)
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("RECAST_DATA"), reason="needs trained weights in RECAST_DATA")
 @pytest.mark.parametrize(
     ("name", "data", "weights", "top1"),
     [

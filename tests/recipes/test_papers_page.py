@@ -197,7 +197,7 @@ def test_the_weights_of_the_first_stage_fit_the_second(
     assert (tmp_path / "second" / "metrics.jsonl").read_text(encoding="utf-8").count("\n") == 2
 
 
-@pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: RECAST_SLOW=1")
+@pytest.mark.slow
 # those of a recipe as it is are in test_two_steps
 @pytest.mark.parametrize("words", [words for words in TRAININGS if len(words) > 1], ids=" ".join)
 def test_two_updates(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

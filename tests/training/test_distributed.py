@@ -1,10 +1,10 @@
 """Two processes (gloo, CPU) against one: the same losses, the same weights, every image counted once."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm.layers
@@ -24,20 +24,9 @@ from recast.lab.training.metrics import read_metrics
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
-slow = pytest.mark.skipif(
-    os.name == "nt" or not os.environ.get("RECAST_SLOW"),
-    reason="half a minute, and torchrun with gloo is not tested on Windows: set RECAST_SLOW=1",
-)
-
-
-def two_processes(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*torchrun, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, two_processes: Any) -> Path:
     folder = tmp_path_factory.mktemp("distributed")
     _stop_alone(folder / "begun_by_one")
     done = two_processes(SCRIPT, folder)
@@ -59,7 +48,7 @@ def assert_close(*runs: Path) -> None:
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@slow
+@pytest.mark.slow
 def test_losses_and_weights_are_those_of_one_process(folder: Path, tmp_path: Path) -> None:
     # dropout is drawn per part: one process that accumulates two parts draws what two processes draw
     losses, rows = run(tmp_path / "two", recipe(accumulate=2))
@@ -75,7 +64,7 @@ def test_losses_and_weights_are_those_of_one_process(folder: Path, tmp_path: Pat
         assert row["val_top1"] == twin["val_top1"]
 
 
-@slow
+@pytest.mark.slow
 def test_layers_switch_in_all_processes(folder: Path, tmp_path: Path) -> None:
     run_scheduled(tmp_path / "one", recipe(accumulate=2, schedule=ScheduleConfig("progressive")))
     assert "4.gamma" in load_file(folder / "scheduled" / "weights.safetensors")
@@ -86,7 +75,7 @@ def test_layers_switch_in_all_processes(folder: Path, tmp_path: Path) -> None:
         assert switch["after"] == pytest.approx(twin["after"], rel=1e-5)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_processes_share_one_memory(name: str, folder: Path, tmp_path: Path) -> None:
     fit_embedding(tmp_path / "one", name, accumulate=2)
@@ -97,7 +86,7 @@ def test_processes_share_one_memory(name: str, folder: Path, tmp_path: Path) -> 
     assert mine.any(1).all()
 
 
-@slow
+@pytest.mark.slow
 def test_every_image_counts_once_and_one_process_stops_all_at_the_same_step(folder: Path) -> None:
     losses = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
     assert losses["counted"] == pytest.approx(100 * 7 / 19, rel=1e-12)  # labels 0, 1, 2, 0, ...: 7 of 19 are 0
@@ -105,15 +94,15 @@ def test_every_image_counts_once_and_one_process_stops_all_at_the_same_step(fold
     assert (position["epoch"], position["step"]) == (2, 2)
 
 
-@slow
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(folder: Path, tmp_path: Path) -> None:
     _stop_alone(tmp_path / "one")
     run(tmp_path / "one", recipe(accumulate=2), resume=True)
     assert_close(tmp_path / "one", folder / "begun_by_one")
 
 
-@slow
-def test_a_dead_process_stops_the_other_in_bounded_time(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_dead_process_stops_the_other_in_bounded_time(tmp_path: Path, two_processes: Any) -> None:
     code = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -185,8 +174,8 @@ def test_variables_of_torchrun_that_do_not_fit(
         pass
 
 
-@slow
-def test_detection(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_detection(tmp_path: Path, two_processes: Any) -> None:
     """AP of the untrained detector is that of one process: each measures a share of the images, and none twice."""
     words = "train detect --num-train 8 --num-val 5 --epochs 1 --batch-size 4 --lr 1e-3 --no-control --device cpu"
     alone, shared = tmp_path / "alone", tmp_path / "shared"
