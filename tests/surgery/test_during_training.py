@@ -119,10 +119,13 @@ def test_only_what_was_swapped_is_touched() -> None:
 
 @pytest.mark.parametrize("rates", [{}, {"qk_lr": 0.5}, {"layer_decay": 0.5, "gate_lr": 0.1}])
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("config", [PAPERS, RecastConfig()])
 @pytest.mark.filterwarnings("ignore:every recast layer is frozen")
-def test_new_parameters_join_the_groups_of_a_fresh_optimiser(rates: dict[str, float], frozen: bool) -> None:
+def test_new_parameters_join_the_groups_of_a_fresh_optimiser(
+    rates: dict[str, float], frozen: bool, config: RecastConfig
+) -> None:
     model = timm.create_model("test_resnet")
-    planned = plan(model, torch.zeros(1, 3, 64, 64), PAPERS)
+    planned = plan(model, torch.zeros(1, 3, 64, 64), config)
     for step in planned.steps:
         model.get_submodule(step.name).requires_grad_(not frozen)
     optimizer = AdamW(param_groups(model, 1e-2, **rates))

@@ -103,6 +103,19 @@ def test_queries_and_keys_have_a_rate_of_their_own_and_decay() -> None:
     assert all(group["name"] != "queries_keys" for group in param_groups(model))
 
 
+@pytest.mark.parametrize(("channels", "ratio"), [(64, 1.0), (256, 0.25)])
+def test_queries_and_keys_of_wide_layers_learn_more_slowly(channels: int, ratio: float) -> None:
+    model = nn.Sequential(nn.Conv2d(3, channels, 1), nn.ReLU(), nn.Conv2d(channels, 8, 3, padding=1))
+    planned = plan(model, torch.zeros(1, 3, 8, 8), where="2")
+    later = [group["name"] for group in param_groups(model, plan=planned)]
+    recast_(model, planned)
+    groups = groups_by_name(model, param_groups(model, lr=1.0))
+    assert groups["2.query"]["lr"] == groups["2.key"]["lr"] == ratio
+    assert groups["2.content"]["lr"] == 1.0
+    assert ("queries_keys" in later) == (ratio < 1)
+    assert groups_by_name(model, param_groups(model, lr=1.0, qk_lr=0.5))["2.query"]["lr"] == 0.5
+
+
 def test_without_layers_there_is_no_layer_decay() -> None:
     with pytest.raises(RecastError, match="Sequential does not have: drop layer_decay"):
         param_groups(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)

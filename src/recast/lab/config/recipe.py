@@ -39,7 +39,7 @@ class OptimConfig(Config):
     """Peak learning rate of the gates. None: 50 x lr (after scaling) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that
     of the weights for λ if a schedule recasts during training (T-CNN*)."""
     qk_lr: Annotated[NotNegative | None, Rare()] = None
-    """Peak learning rate of recast layers' queries and keys, never scaled. None: that of the weights."""
+    """Peak learning rate of queries and keys, never scaled. None: the weights', × 64 / C if beside C > 64 channels."""
     pool_lr: Annotated[NotNegative | None, Rare()] = None
     """Peak learning rate of attention pooling, never scaled. None: that of the weights."""
     weight_decay: NotNegative = 0.05

@@ -40,6 +40,7 @@ from recast.layers.config import BiasGate
 from recast.models.trust import trusting
 from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_
+from recast.surgery.parameters import queries_keys_ratio
 from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of
 from recast.surgery.records import Left
 from recast.surgery.scales import recalibrate_batch_norm_
@@ -248,6 +249,9 @@ class _Run:
         if recipe.recast.query_key == "images" and new:
             woken = wake_(child, self._training_images(WAKING_IMAGES), recipe.recast.logit_std, recipe.seed, new)
             distributed.on_first(self.say, waking_summary(woken))
+        if (ratio := queries_keys_ratio(child)) < 1 and recipe.optim.qk_lr is None:
+            share = f"queries and keys of wide layers learn at {ratio:.2g} of the learning rate"
+            distributed.on_first(self.say, f"{share} (--qk-lr sets another)")
         distributed.on_first(self._verify, child, plan)
         if schedule.is_during:
             return copy.deepcopy(self.parent), plan
