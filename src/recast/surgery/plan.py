@@ -29,7 +29,7 @@ GEOMETRY = tuple(entry.name for entry in fields(Geometry))
 
 @dataclass(frozen=True)
 class Plan:
-    """The layers that `recast_` will replace, as data: printed, reviewed, stored and replayed.
+    """The layers that get attention by `recast_`, as data: printed, reviewed, stored and replayed.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
