@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import write_library as frozen
 
-from recast.surgery import optimizer_groups, parameters
+from recast.surgery import during_training, parameters
 
 pytestmark = pytest.mark.usefixtures("slow_gates")
 
@@ -22,7 +22,7 @@ ELSEWHERE = frozen.read("saved")["platform"] != frozen.platform()
 @pytest.fixture
 def slow_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the base rate, as when the files were written."""
-    for module in (optimizer_groups, parameters):
+    for module in (during_training, parameters):
         monkeypatch.setattr(module, "LINEAR_GATE_LR_RATIO", 10.0)
 
 
