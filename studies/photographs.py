@@ -51,12 +51,13 @@ then, two seeds of beside had 48 and 61 %, and no difference was shown; it was r
 and a gate for every channel, without two 1×1 convolutions (49 %), CBAM (43) and the ViT (27). The odd photograph of
 beside.py was run there; first was not compared. views was added after twice, at the same step times (the networks are
 the same), with five arms: beside, after the blocks, fine-tuned, non-local, global context; what decides is as above.
-The tasks at 224 pixels were added later: odd_224 with these five arms, CBAM and two 1×1, views_224 with the first
-three. At first queries and keys had the rate of other weights there: after the blocks had 59.2, 55.8, 58.3 and beside
-38.8, 39.6, 41.6 in odd_224; 69.6, 69.2, 68.9 and 70.7, 70.5, 70.4 in views_224. CBAM then reached 55.7 % of held-out
-canvases in a third of its training, which led to `queries_keys` and to the rates of `recast.param_groups`; both arms
-were run again, at the same three rates. queries_keys: our arms at a rate of 4e-3, with queries and keys at `SHARES` of
-it, for a third of their updates, on held-out canvases.
+The tasks at 224 pixels were added later: odd_224 with these five arms and CBAM, views_224 with beside, after the blocks
+and fine-tuned. Queries and keys had the rate of other weights there: in odd_224 after the blocks had 59.2, 55.8, 58.3,
+beside 38.8, 39.6, 41.6; in views_224 69.6, 69.2, 68.9 and 70.7, 70.5, 70.4. CBAM then reached 55.7 % of held-out
+canvases in a third of its training, which led to `queries_keys` and to the rates of `recast.param_groups`. With these
+all arms were run again on another machine, at the same rates, but global context and, in views_224, beside. odd was run
+with CBAM and after the blocks, at the step times of twice. queries_keys: our arms at 4e-3, with queries and keys at
+`SHARES` of it, for a third of their updates, on held-out canvases.
 """
 
 from __future__ import annotations
