@@ -106,9 +106,9 @@ def param_groups(
 def queries_keys_ratio(model: nn.Module, *widths: int) -> float:
     """Return the default rate of W_qry and W_key over that of other weights: 64 / C, at most 1.
 
-    One update of Adam moves every weight by about the rate, so that a logit over C channels moves by about C times as
-    much, and in wide networks the maps saturate at once: on EfficientNet-Lite0's 320 channels each read one pixel
-    (results/queries_keys.csv). μP has the same rule for hidden weights (Yang et al. 2022, arXiv:2203.03466, Table 3).
+    One update of Adam moves every weight by about the rate, so that a logit over C channels can move C times as far. On
+    EfficientNet-Lite0's 320 channels attention learns better so (results/queries_keys.csv). μP has the same rule for
+    hidden weights (Yang et al. 2022, arXiv:2203.03466, Table 3).
 
     Args:
         model: a network; the widest of its layers beside convolutions or after blocks decides for all.
