@@ -57,7 +57,7 @@ def find_kernel_group(optimizer: Optimizer, network: nn.Module, name: str, conv:
 
 def add_parameter_(
     optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, kernel_group: Group, own_lr: float | None,
-    ratio: float = 1.0,
+    ratio: float,
 ) -> None:  # fmt: skip
     """Put a new parameter into the group of its kind, or into a new one with the settings of the kernel's group.
 
