@@ -4,10 +4,9 @@
 
 Writes results/small_recipes.csv, a row per arm and seed: top-1 of the last epoch on the test images (2,500 of
 CIFAR-100; parts: 5,000 of CIFAR-10) and on the training images, heads with attention and how many are awake
-(`recast.awake`), seconds of the processor; and results/small_recipes_differences.csv, the differences of `QUESTIONS`
-over the seeds that both arms have; evidence/claims.py gives the verdicts. The control arm that most recipes train is
-left out (--no-control): tcnn_cnn_small and prs_interpolation_300_0_small are that network. Spectra (Fig. 3) are studied
-with other runs (evidence, d).
+(`recast.awake`), seconds of the processor; evidence/claims.py has the verdicts. The control arm that most recipes train
+is left out (--no-control): tcnn_cnn_small and prs_interpolation_300_0_small are that network. Spectra (Fig. 3) are
+studied with other runs (evidence, d).
 
 Stated before the first run. By the rule of every page (evidence/rule.py) a claim of these papers is about networks
 that have converged: below 95 % of the training images it is "too short", and with fewer than half of the heads awake in
@@ -26,10 +25,8 @@ from typing import Any
 
 import torch
 from evidence.csv_files import RESULTS, append, has_row, read, write
-from evidence.rule import is_awake
-from trainings import columns, correct, store, stored, top1
+from trainings import correct, top1
 
-from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.folder.records import Wakefulness
 from recast.lab.open import open_run
 from recast.lab.training.metrics import read_metrics
@@ -66,29 +63,10 @@ ARMS = (
     }
 )
 """Name of an arm → the words after `recast train`."""
-TABLE_2, PRS_3 = "T-CNN (d'Ascoli et al. 2021), Table 2", "PRS (Lee et al. 2022), Table 3"
-PATCHES, THESIS = "PatchConvNet (Touvron et al. 2021), Table 5", "Touvron 2022"
-QUESTIONS = (
-    (f"{TABLE_2}: recast at 100 of 400 epochs beats the plain network", "tcnn_star_100_small", "tcnn_cnn_small"),
-    (f"{TABLE_2}: … beats the hybrid from scratch", "tcnn_star_100_small", "tcnn_hybrid_small"),
-    (f"{TABLE_2}: … beats recasting at 300", "tcnn_star_100_small", "tcnn_star_300_small"),
-    (f"{TABLE_2}: recast at 200 beats the plain network", "tcnn_star_200_small", "tcnn_cnn_small"),
-    (f"{PRS_3}: layer by layer beats two stages", "prs_cmhsa3_small", "cmhsa3_small"),
-    ("ours: the last layer first beats the first layer first", "prs_cmhsa3_small", "prs_reversed_small"),
-    (f"{PRS_3}: two stages are better with a kernel of 5×5 than of 3×3", "cmhsa5_small", "cmhsa3_small"),
-    (f"{THESIS}, Table 4.3: mixing by a matrix beats no mixing", "resmlp mixed by matrix", "resmlp mixed by none"),
-    (f"{THESIS}, Table 4.3: … beats mixing by an MLP", "resmlp mixed by matrix", "resmlp mixed by mlp"),
-    (f"{THESIS}, Table 4.3: … beats mixing by 3×3 convolutions", "resmlp mixed by matrix", "resmlp mixed by conv"),
-    (f"{PATCHES}: a convolutional stem beats a linear one", "patchconvnet_s60", "patchconvnet_s60_linear_stem"),
-    (f"{PATCHES}: one token beats one for every class", "patchconvnet_s60", "patchconvnet_s60_multi"),
-    (f"{THESIS}, Table 3.8: repeated augmentation helps", "deit repeats 3", "deit repeats 1"),
-    (f"{THESIS}, Table 3.11: LayerScale helps at depth 36", "deit depth 36 LayerScale", "deit depth 36"),
-    (f"{THESIS}, Table 3.11: LayerScale helps at depth 48", "deit depth 48 LayerScale", "deit depth 48"),
-)
 
 
 def run(arm: str, seed: int, out: Path) -> dict[str, Any]:
-    """Train an arm, or go on; return its row and store which test images were right."""
+    """Train an arm, or go on; return its row."""
     folder = out / f"{arm.replace(' ', '_')}_{seed}"
     words = ["train", *ARMS[arm].split(), "--seed", str(seed), "--resume", "auto", "--out", str(folder)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
@@ -100,7 +78,6 @@ def run(arm: str, seed: int, out: Path) -> dict[str, Any]:
     with torch.no_grad():
         images = (opened.data.normalised(part.pixels, torch.device("cpu")) for part in parts)
         hits, seen = (correct(model, pixels, part.labels) for pixels, part in zip(images, parts, strict=True))
-    store(out / f"right_{arm}_{seed}.npy", hits)
     epochs = read_metrics(folder / "metrics.jsonl")
     awake = Wakefulness.of(epochs[-1]["layers"])
     row = {"recipe": arm, "seed": seed, "epochs": epochs[-1]["epoch"], "top1": top1(hits)}
@@ -108,27 +85,8 @@ def run(arm: str, seed: int, out: Path) -> dict[str, Any]:
     return row | {"seconds": f"{seconds:.0f}"}
 
 
-def differences(runs: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
-    """Return a row for each question whose arms share two seeds."""
-    rows, of = [], {(row["recipe"], row["seed"]): row for row in runs}
-    for question, arm, against in QUESTIONS:
-        seeds = [seed for name, seed in of if name == arm and (against, seed) in of]
-        if len(seeds) < 2:
-            continue
-        count = 2500 if arm.endswith("_small") else 5000
-        ours, theirs = (stored(out / f"right_{name}", seeds, count) for name in (arm, against))
-        pairs = [of[name, seed] for seed in seeds for name in (arm, against)]
-        asleep = any(row["heads"] and not is_awake(int(row["awake"]), int(row["heads"])) for row in pairs)
-        attends = any(row["heads"] for row in pairs)
-        row = {"question": question, "arm": arm, "against": against, "seeds": len(seeds)}
-        row |= {"attention": "asleep" if asleep else "awake" if attends else ""}
-        row |= {"train": min(float(row["train"]) for row in pairs)}
-        rows.append(row | columns("difference", interval(100 * (ours - theirs), POINTS)))
-    return rows
-
-
 def main() -> None:
-    """Run what the table lacks, seed by seed, and write both tables."""
+    """Run what the table lacks, seed by seed, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -140,10 +98,7 @@ def main() -> None:
         for arm in options.only:
             if not has_row(path, recipe=arm, seed=seed):
                 append(path, run(arm, seed, options.out))
-    runs = read(path)
-    write(RESULTS / "small_recipes.csv", runs)
-    if rows := differences(runs, options.out):
-        write(RESULTS / "small_recipes_differences.csv", rows)
+    write(RESULTS / "small_recipes.csv", read(path))
 
 
 if __name__ == "__main__":

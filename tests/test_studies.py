@@ -161,7 +161,7 @@ VERDICT = r"(holds here|does not hold here|not decidable)\*\*"
 
 def test_a_verdict_beside_an_interval_is_that_of_the_table() -> None:
     """Of finetuned.md: `**does not hold here** with the linear gate, −1.1 (−1.6, −0.6)`."""
-    rows = [row for row in read("evidence_claims.csv") if row["difference"]]
+    rows = [row for row in read("evidence_claims.csv") if row["low_95"]]
     page = (ROOT / "docs/studies/finetuned.md").read_text(encoding="utf-8").replace("−", "-")
     verdicts = re.findall(rf"\*\*{VERDICT}[^.;:|]{{0,60}}, ({INTERVAL})", page)
     assert len(verdicts) >= 3
