@@ -23,12 +23,14 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 def opened(conv: nn.Module, seed: int = 0) -> AttentionBeside:
-    """Attention beside a convolution, every parameter of its own moved off the start, logits of size 1."""
+    """Attention beside a convolution, every tensor of its own moved off the start, logits of size 1."""
     layer = AttentionBeside(conv)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in (layer.query, layer.key, layer.content, layer.gamma):
             weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+        layer.qk_scale.fill_(0.5)
+        layer.query.mul_(2), layer.key.mul_(2)
     return layer
 
 
@@ -40,7 +42,8 @@ def by_loops(layer: AttentionBeside, x: Tensor) -> Tensor:
     for i in range(rows):
         for j in range(columns):
             at = ((2 * i + 1) * height - 1) // (2 * rows), ((2 * j + 1) * width - 1) // (2 * columns)
-            logits = (layer.key @ pixels.T).T @ (layer.query @ x[:, at[0], at[1]]) / layer.head_dim**0.5
+            query, keys = layer.qk_scale * layer.query @ x[:, at[0], at[1]], layer.qk_scale * layer.key @ pixels.T
+            logits = keys.T @ query / layer.head_dim**0.5
             gathered = (logits.softmax(0) @ pixels).unflatten(0, (groups, channels // groups))
             blocks = layer.content.unflatten(0, (groups, -1))
             added[:, i, j] = torch.einsum("goc,gc->go", blocks, gathered).flatten()
@@ -227,12 +230,18 @@ def test_states_of_parent_and_child_fit_each_other() -> None:
     other = copy.deepcopy(parent).apply(lambda m: m.reset_parameters() if hasattr(m, "reset_parameters") else None)
     child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, torch.zeros(1, 3, 6, 6)))
     missing, unexpected = child.load_state_dict(other.state_dict(), strict=False)
-    assert sorted(missing) == ["0.content", "0.gamma", "0.key", "0.query"]
+    assert sorted(missing) == ["0.content", "0.gamma", "0.key", "0.qk_scale", "0.query"]
     assert not unexpected
     assert torch.equal(child[0].conv.weight, other[0].weight)
     again = recast.recast_(copy.deepcopy(parent), recast.plan(parent, torch.zeros(1, 3, 6, 6)))
     again.load_state_dict(child.state_dict())
     assert torch.equal(again[0].conv.weight, other[0].weight)
+    again[0].qk_scale.fill_(0.5)
+    again[0].reset_parameters()
+    assert again[0].qk_scale == 1
+    again[0].qk_scale.fill_(0.5)
+    again.load_state_dict({key: value for key, value in child.state_dict().items() if key != "0.qk_scale"})
+    assert again[0].qk_scale == 1  # what queries and keys without it mean
     recast.fold_(child, tol=float("inf"))
     parent.load_state_dict(child.state_dict())
     assert torch.equal(parent[0].weight, other[0].weight)
@@ -303,7 +312,7 @@ def test_pruned_it_is_the_convolution() -> None:
     layer.prune_(iter(()), iter((0,)))
     assert layer.content_heads == (0,)
     layer.prune_((), ())
-    assert [name for name, _ in layer.named_parameters()] == ["conv.weight", "conv.bias"]
+    assert [*layer.state_dict()] == ["conv.weight", "conv.bias"]
     assert torch.equal(layer(x), layer.conv(x))
     assert layer.fold() is layer.conv
     with pytest.raises(RecastError, match="pruned"):
@@ -331,12 +340,12 @@ def test_starts_of_queries_and_keys(query_key: Any) -> None:
 
 
 def test_few_operations() -> None:
-    """At most seven besides the convolution's, and no copy: they decide the time of small maps."""
+    """Eight besides the convolution's, ten of a strided one, and no copy: they decide the time of small maps."""
     for stride in (1, 2):
         layer, x = AttentionBeside(nn.Conv2d(64, 64, 3, stride, 1)), torch.randn(1, 64, 8, 8)
         with torch.no_grad(), issued() as added:
             layer(x)
-        assert len(added) - 1 == 7 + (stride == 2), added  # a copy of the queries
+        assert len(added) - 1 == 8 + 2 * (stride == 2), added  # a copy of the queries, a factor for each matrix
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")

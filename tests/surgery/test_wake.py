@@ -1,5 +1,6 @@
 """`wake_`: exact all the same, from the images alone, and content maps that depend on the image."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import recast
 from recast.errors import RecastError
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.surgery.wake import _logits, wake_
+from recast.surgery.wake import _logits, relative_entropy, wake_
 
 CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "plain": {"padding": 1},
@@ -79,6 +80,62 @@ def test_beside_a_convolution_queries_and_keys_have_a_rotation_each(query_key: A
     assert float(_logits(layer, inputs).detach().std(-1).pow(2).mean().sqrt()) == pytest.approx(1.5, rel=0.1)
     assert woken[0].entropy_after < 0.95
     assert recast.verify(parent, child, images()).bitwise
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 100.0])
+def test_the_size_of_the_inputs_decides_neither_maps_nor_how_far_an_update_moves_them(size: float) -> None:
+    """Adam moves every weight by the rate: with W_qry as small as large inputs ask for, the maps would be gone."""
+    child = recast_copy(network(padding=1), images(), RecastConfig(), where=["2"])
+    layer: Any = child.get_submodule("2")
+    x = child[:2](images()).detach() * size  # type: ignore[index]
+    (woken,) = recast.wake_(layer, x)
+    entropy = float(relative_entropy(layer.attention(x[:16])).detach().mean())
+    assert woken.entropy_after == pytest.approx(entropy, rel=0.02)
+    assert float(layer.query.detach().square().mean().sqrt()) >= 0.1249
+    assert (float(layer.qk_scale) < 1) == (size == 100)
+    before = layer.attention(x).detach()
+    recast.wake_(layer, x)
+    torch.testing.assert_close(layer.attention(x).detach(), before)
+    nn.init.constant_(layer.gamma, 1 / size)
+    optimizer = torch.optim.Adam([layer.query, layer.key], lr=1e-3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        layer(x).square().mean().backward()
+        optimizer.step()
+    after = layer.attention(x).detach()
+    assert 1e-3 < float((after - before).abs().sum(-1).mean()) < 0.7
+
+
+def test_inputs_that_are_too_large_for_queries_leave_the_layer_exact() -> None:
+    parent = network(padding=1)
+    child: Any = recast_copy(parent, images(), RecastConfig(), where=["2"])
+    with pytest.warns(UserWarning, match="content maps stay uniform in 2:"):
+        wake_(child[2:], 1e12 * torch.randn(4, 16, 5, 7))
+    assert recast.verify(parent, child, images()).bitwise
+
+
+def test_averages_are_woken_too() -> None:
+    for config in (RecastConfig(), RecastConfig("linear", **PAPERS_LAYER)):
+        model = recast_copy(network(padding=1), images(), config, where=["2"])
+        average = torch.optim.swa_utils.AveragedModel(model)
+        wake_(model, 100 * images(), averages=[average])
+        assert all(map(torch.equal, model.state_dict().values(), average.module.state_dict().values()))
+
+
+def test_what_cannot_be_woken_is_refused_before_any_change() -> None:
+    child = recast_copy(network(padding=1), images(), RecastConfig(), where=["2"])
+    narrow = recast_copy(network(padding=1), images(), RecastConfig(head_dim=2), where=["2"])
+    low_rank = copy.deepcopy(child)
+    nn.utils.parametrizations.weight_norm(low_rank.get_submodule("2"), "query")
+    for model, averages, message in (
+        (child, [network(padding=1)], "no layer '2' of Sequential was recast"),
+        (child, [narrow], "^2 of an average is another layer than the network's"),
+        (low_rank, [], "^2 cannot be woken: its queries or keys are computed by other code"),
+    ):
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(RecastError, match=message):
+            wake_(model, images(), averages=averages)
+        assert all(map(torch.equal, before.values(), model.state_dict().values()))
 
 
 def test_woken_keys_learn_from_the_first_gate_on() -> None:

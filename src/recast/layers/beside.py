@@ -21,12 +21,14 @@ from recast.modes import computes_as, data_of
 HEAD_DIM = 32
 ATTENTION = ("query", "key", "content", "gamma")
 """Parameters besides those of the convolution."""
+STATE = (*ATTENTION, "qk_scale")
+"""Names in its state besides those of the convolution."""
 
 
 class AttentionBeside(Tuned, nn.Module):
     """A convolution that stays as it is, and one head of content attention added to its output.
 
-        y = conv(X) + γ ⊙ (C X W_con)      C = softmax(Q Kᵀ / √D),  Q = X_q W_qry,  K = X W_key
+        y = conv(X) + γ ⊙ (C X W_con)      C = softmax(Q Kᵀ / √D),  Q = c X_q W_qry,  K = c X W_key
 
     `conv` is the caller's own module: of any class, with its own parameters, hooks, padding and parametrisations. γ has
     a number for every channel of the output; where all are 0, as at the start, the output is bitwise that of `conv`.
@@ -34,8 +36,9 @@ class AttentionBeside(Tuned, nn.Module):
     NCHW in and out, any size. In GPSA's terms the taps' heads stay one-hot shifts, and one more has its own W_out.
 
     Parameters: those of `conv`, under `conv.`, `query` W_qry and `key` W_key (D, C), `content` W_con (O, C/g),
-    block-diagonal in the groups of the convolution, and `gamma` γ (O,); the last four are None after `prune_`. A state
-    of the convolution alone loads too. Other numbers and tensors are those of `conv`: `stride`, `weight`.
+    block-diagonal in the groups of the convolution, and `gamma` γ (O,). The buffer `qk_scale`, c, is 1 until `wake_`
+    sets it. These five are None after `prune_`. A state of the convolution alone loads too. Other numbers and tensors
+    are those of `conv`: `stride`, `weight`.
 
     Args:
         conv: (B, C, H, W) → (B, O, I, J), with numbers `in_channels` and `out_channels`, and `groups` unless 1.
@@ -62,6 +65,7 @@ class AttentionBeside(Tuned, nn.Module):
     key: nn.Parameter
     content: nn.Parameter
     gamma: nn.Parameter
+    qk_scale: Tensor
     if TYPE_CHECKING:
         weight: Any
     else:
@@ -86,13 +90,14 @@ class AttentionBeside(Tuned, nn.Module):
         shapes = {"query": read, "key": read, "content": content, "gamma": (self.out_channels,)}
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=like.device, dtype=like.dtype)))
+        self.register_buffer("qk_scale", torch.empty((), device=like.device, dtype=like.dtype))
         self.reset_parameters(tap)
         self._conv_state, self._conv_names, self.conv = frozenset(conv.state_dict()), frozenset(dir(conv)), conv
         self.train(conv.training)
 
     @torch.no_grad()
     def reset_parameters(self, tap: Tensor | None = None) -> None:
-        """Set γ, W_con to `tap`, and queries and keys as `config.query_key` says; draw what is random."""
+        """Set γ, c, W_con to `tap`, and queries and keys as `config.query_key` says; draw what is random."""
         for weight in (self.query, self.key):
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
         if tap is None:
@@ -106,6 +111,7 @@ class AttentionBeside(Tuned, nn.Module):
             self.query.copy_(nn.init.orthogonal_(drawn, gain=self.config.logit_std**0.5))  # half has no QR
             self.key.copy_(self.query)
         nn.init.constant_(self.gamma, self.config.gamma_init)
+        self.qk_scale.fill_(1.0)
 
     # --- forward ------------------------------------------------------------------------------------------------------
 
@@ -113,7 +119,7 @@ class AttentionBeside(Tuned, nn.Module):
         """Return the tensors for the pure functions. Raises `RecastError` if the head was pruned."""
         if not self.content_heads:
             raise RecastError("the attention beside this convolution was pruned")
-        return BesideWeights(self.query, self.key, self.content, self.gamma, self.groups)
+        return BesideWeights(self.query, self.key, self.content, self.gamma, self.qk_scale, self.groups)
 
     def chosen_backend(self, size: tuple[int, int] | None = None) -> str:
         """Return the backend for inputs of this height and width: the configured one, the tuned one, or "split"."""
@@ -168,7 +174,7 @@ class AttentionBeside(Tuned, nn.Module):
 
     def foreign_state(self) -> list[str]:
         """Return names in the state that it got later, the convolution's too: those of a pruning mask, of a norm."""
-        return sorted({*self.state_dict()} - {*ATTENTION, *(f"conv.{name}" for name in self._conv_state)})
+        return sorted({*self.state_dict()} - {*STATE, *(f"conv.{name}" for name in self._conv_state)})
 
     @torch.no_grad()
     def weight_is_kernel(self) -> bool:
@@ -181,13 +187,13 @@ class AttentionBeside(Tuned, nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name in ("conv", *ATTENTION) or name not in self.__dict__.get("_conv_names", ()):
+            if name in ("conv", *STATE) or name not in self.__dict__.get("_conv_names", ()):
                 raise  # so are names that other code gives to every module: counters' `total_ops`, `__flops__`
             return data_of(self.conv, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set what only the convolution has there (a weight that other code computes, say), anything else here."""
-        is_own = name in (*self.__dict__, "conv", *ATTENTION) or (hasattr(type(self), name) and name != "weight")
+        is_own = name in (*self.__dict__, "conv", *STATE) or (hasattr(type(self), name) and name != "weight")
         if is_own or name not in self.__dict__.get("_conv_names", ()):
             super().__setattr__(name, value)
         else:
@@ -221,7 +227,7 @@ class AttentionBeside(Tuned, nn.Module):
         if gaussian or not content <= set(self.content_heads):
             raise RecastError(f"prune_ got heads that the layer does not have: it has {self.content_heads}")
         if not content:
-            for name in ATTENTION:
+            for name in STATE:
                 setattr(self, name, None)
             self.tuned = ()
 
@@ -239,6 +245,8 @@ class AttentionBeside(Tuned, nn.Module):
             names = {prefix + name for name in self.state_dict()}
             for key in [key for key in state_dict if key.startswith(prefix) and key not in names]:
                 state_dict[f"{prefix}conv.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+        elif self.content_heads:  # queries and keys without it are those of c = 1
+            state_dict.setdefault(f"{prefix}qk_scale", torch.ones(()))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:

@@ -4,14 +4,14 @@ With a gate at 0 the layer is exactly its convolution for any queries and keys, 
 every content map is uniform, and a gate can first only learn whether a global mean helps. This start gives every head a
 map that depends on the image.
 
-    W_qry^h = W_key^h = c · R_h U        U (K, C): leading principal components of the layer's input, in the complement
+    W_qry^h = W_key^h = a · R_h U        U (K, C): leading principal components of the layer's input, in the complement
                                          of its mean; R_h (D, K): a different rotation for every head
 
 Beside a convolution queries and keys have a rotation each, unless query_key="similar". With one rotation for both,
 pixels begin by reading pixels like them, and photographs were compared far less well (studies/beside.py).
 
 The mean is projected out because queries and keys have no bias: the constant W μ would draw every query to the same
-keys. c sets the standard deviation of a query's logits over its keys to `logit_std`, averaged over queries and images.
+keys. a sets the standard deviation of a query's logits over its keys to `logit_std`, averaged over queries and images.
 (With one rotation, W_qry W_keyᵀ is close to a multiple of the identity on the features' subspace, the mimetic start of
 Trockman & Kolter 2023, arXiv:2305.09828, fitted to the data.)
 """
@@ -48,6 +48,9 @@ MAX_QUERIES = 128
 ALIKE = 1 - 1e-4
 """Entropy of content maps over its maximum above which nothing distinguishes a layer's pixels."""
 TINY = 1e-12
+LEAST_SIZE = 1 / 8
+"""Least root mean square of W_qry and W_key beside a convolution. One update of Adam moves a weight by about the rate,
+however small the weight is: those of many or large inputs, which are small, would be gone in a few updates."""
 
 
 class _Moments:
@@ -107,12 +110,15 @@ def wake_(
     logit_std: Positive = 1.5,
     seed: Seed = 0,
     layers: Collection[str] | None = None,
+    *,
+    averages: Iterable[nn.Module] = (),
 ) -> list[Woken]:
     """Set queries and keys of recast layers from images, in place.
 
-        W_qry^h = W_key^h = c · R_h U      U: principal components of the layer's input, R_h: a random rotation per head
+        W_qry^h = W_key^h = a · R_h U      U: principal components of the layer's input, R_h: a random rotation per head
 
-    Beside a convolution W_qry and W_key have a rotation each, unless query_key="similar".
+    Beside a convolution W_qry and W_key have a rotation each, unless query_key="similar", and a factor `qk_scale` makes
+    up for entries that would be smaller than `LEAST_SIZE` on average.
     A layer whose gates are 0 stays exactly its convolution. C-MHSA, without gates, does not: content shares the softmax
     with position, and the weight on pixels other than the head's grows at least a hundredfold. The same images and seed
     give the same result. Do not wake one network from several threads.
@@ -125,13 +131,16 @@ def wake_(
         logit_std: standard deviation of a query's logits over its keys.
         seed: of the rotations.
         layers: names of the layers to wake. Default: all.
+        averages: running averages of the weights (timm's `ModelEmaV3.module`, torch's AveragedModel), which get the
+            same queries and keys.
 
     Returns:
         One `Woken` per layer, in the order of the network: the entropy of its content maps before and after.
 
     Raises:
-        RecastError: before any change, for a model without such layers, layers whose content maps were all pruned, no
-            images, and images that are not finite.
+        RecastError: before any change, for a model or an average without such layers, averages with others, layers
+            whose content maps were all pruned or whose queries or keys are parametrised, no images, and images that
+            are not finite.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -142,6 +151,9 @@ def wake_(
     """
     model = whole(model)
     chosen = _layers_to_wake(model, layers)
+    copies = [_layers_to_wake(whole(average), chosen) for average in averages]
+    if other := [name for name in chosen for copy in copies if _shapes(copy[name]) != _shapes(chosen[name])]:
+        raise RecastError(f"{other[0]} of an average is another layer than the network's: pass copies of the network")
     moments = _input_moments(model, chosen, batches)
     warn_if_frozen(chosen.values())
     if learnt := [name for name, layer in chosen.items() if _has_learnt(layer)]:
@@ -155,6 +167,9 @@ def wake_(
         before = content_entropy(layer, inputs)
         _set_queries_and_keys(layer, moments[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
+        for copy in copies:
+            for own, copied in zip(_set_tensors(layer), _set_tensors(copy[name]), strict=True):
+                copied.copy_(own)
     several = {name for name in chosen if any(x.shape[2:].numel() > 1 for x in moments[name].sample.values())}
     uniform = [layer.layer for layer in woken if layer.entropy_after > ALIKE and layer.layer in several]
     if max(m.images for m in moments.values()) < 2:
@@ -176,7 +191,19 @@ def _layers_to_wake(model: nn.Module, names: Collection[str] | None) -> dict[str
         raise RecastError(f"{type(model).__name__} has no recast layer to wake")
     if pruned := [name for name, layer in chosen.items() if not layer.content_heads]:
         raise RecastError(f"{pruned[0] or 'the layer'} has no content map (all pruned): drop it from layers")
+    if computed := [name for name, layer in chosen.items() if not {"query", "key"} <= layer._parameters.keys()]:
+        reason = "its queries or keys are computed by other code (a parametrization): wake the layer before, or drop it"
+        raise RecastError(f"{computed[0] or 'the layer'} cannot be woken: {reason}")
     return chosen
+
+
+def _set_tensors(layer: RecastLayer) -> list[Tensor]:
+    """Return the tensors that waking sets."""
+    return [layer.query, layer.key, *([layer.qk_scale] if isinstance(layer, AttentionBeside) else ())]
+
+
+def _shapes(layer: RecastLayer) -> list[torch.Size]:
+    return [tensor.shape for tensor in _set_tensors(layer)]
 
 
 def _input_moments(model: nn.Module, layers: dict[str, RecastLayer], batches: Any) -> dict[str, _Moments]:
@@ -213,14 +240,17 @@ def _has_learnt(layer: RecastLayer) -> bool:
 def _set_queries_and_keys(
     layer: RecastLayer, components: Tensor, inputs: Sequence[Tensor], logit_std: float, generator: torch.Generator
 ) -> None:
-    """Set W_qry = W_key = c · R_h U for every head that has a content map; beside a convolution, a rotation each."""
+    """Set W_qry = W_key = a · R_h U for every head that has a content map; beside a convolution, a rotation each."""
     depth, heads = layer.head_dim, len(layer.query) // layer.head_dim
 
     def drawn() -> Tensor:
         return torch.cat([rotation(len(components), depth, generator) @ components for _ in range(heads)])
 
     layer.query.copy_(drawn())
-    differ = isinstance(layer, AttentionBeside) and layer.config.query_key != "similar"
+    differ = False
+    if isinstance(layer, AttentionBeside):
+        layer.qk_scale.fill_(1.0)
+        differ = layer.config.query_key != "similar"
     layer.key.copy_(drawn() if differ else layer.query)
     if _is_linear(layer):  # softmax over a head's width for queries, over the tokens for keys
         projections = [_projections(layer, x) for x in inputs]
@@ -232,6 +262,11 @@ def _set_queries_and_keys(
     scale = (logit_std / _deviation(variances, logit_std)).sqrt()
     for weight in (layer.query, layer.key):
         _scale_heads_(weight, scale)
+    if isinstance(layer, AttentionBeside):
+        size = torch.cat([layer.query, layer.key]).float().square().mean().sqrt()
+        layer.qk_scale.copy_((size / LEAST_SIZE).clamp(torch.finfo(layer.qk_scale.dtype).tiny, 1))
+        for weight in (layer.query, layer.key):
+            weight.div_(layer.qk_scale)
 
 
 def _is_linear(layer: RecastLayer) -> bool:
@@ -261,7 +296,8 @@ def _projections(layer: RecastLayer, x: Tensor) -> tuple[Tensor, Tensor]:
     tokens = query_tokens(x, layer.geometry).flatten(2).transpose(1, 2)
     tokens = tokens[:, :: math.ceil(tokens.shape[1] / MAX_QUERIES)]
     pixels = x.flatten(2).transpose(1, 2)
-    q, k = ((t @ weight.T).float() for t, weight in ((tokens, layer.query), (pixels, layer.key)))
+    factor: Any = layer.qk_scale if isinstance(layer, AttentionBeside) else 1.0
+    q, k = ((t @ (factor * weight).T).float() for t, weight in ((tokens, layer.query), (pixels, layer.key)))
     return tuple(t.unflatten(-1, (-1, layer.head_dim)).transpose(1, 2) for t in (q, k))
 
 

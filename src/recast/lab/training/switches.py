@@ -72,10 +72,7 @@ class Switches:
                 model, optimizer, self.plan, layers, averages=averages, gate_lr=rates.gate_lr, qk_lr=rates.qk_lr
             )
         if self.plan.config.query_key == "images" and layers:
-            wake_(model, images, self.plan.config.logit_std, seed, layers)
-            for average in averages:  # so far the average of one value
-                for path in (f"{name}.{matrix}" for name in layers for matrix in ("query", "key")):
-                    average.get_parameter(path).detach().copy_(model.get_parameter(path).detach())
+            wake_(model, images, self.plan.config.logit_std, seed, layers, averages=averages)
         self.record.switches.append(Switch(epoch, layers, before))
 
     def replay_(self, saved: dict[str, Any], model: nn.Module, ema: ModelEmaV3 | None) -> None:

@@ -1,6 +1,6 @@
 """Content attention beside a convolution, as pure functions: `by_formula` reads like the formula, `added` is fast.
 
-    y = conv(X) + γ ⊙ (C X W_con)      C = softmax(Q Kᵀ / √D)        Q = X_q W_qry,  K = X W_key
+    y = conv(X) + γ ⊙ (C X W_con)      C = softmax(Q Kᵀ / √D)        Q = c X_q W_qry,  K = c X W_key
 
 C is one map over the pixels of the input X, whatever the convolution's padding is: padding is never a key. X_q is the
 pixel of X under every pixel of the output (`query_pixels`). In the language of `recast.layers.functional`: the heads
@@ -51,6 +51,8 @@ class BesideWeights(NamedTuple):
     """W_con, (O, C/g): block-diagonal in the groups of the convolution."""
     gamma: Tensor
     """γ, (O,)."""
+    qk_scale: Tensor
+    """c, ()."""
     groups: int = 1
 
 
@@ -74,7 +76,7 @@ def query_pixels(x: Tensor, rows: int, columns: int) -> Tensor:
 
 def attention_map(x: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
     """Return C of all queries (B, C, I, J) over the pixels of x, (B, 1, N, M)."""
-    q, k = (F.linear(as_tokens(pixels), matrix) for pixels, matrix in ((queries, w.query), (x, w.key)))
+    q, k = (F.linear(as_tokens(pixels), w.qk_scale * matrix) for pixels, matrix in ((queries, w.query), (x, w.key)))
     return torch.softmax(finite_half(finite_half(q) @ finite_half(k).mT) * w.query.shape[0] ** -0.5, -1)[:, None]
 
 
@@ -85,12 +87,12 @@ def by_formula(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tenso
 
 
 def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Attend) -> Tensor:
-    """Compute `by_formula` with content by `attend`: with `written_out` by seven operations, most of them products."""
+    """Compute `by_formula` with content by `attend`: with `written_out` by eight operations, most of them products."""
     tokens, scale = x.flatten(2), w.query.shape[0] ** -0.5
     if queries is x:
-        query, key = times(torch.cat([w.query, w.key]), tokens).chunk(2, 1)
+        query, key = times(w.qk_scale * torch.cat([w.query, w.key]), tokens).chunk(2, 1)
     else:
-        query, key = times(w.query, queries.flatten(2)), times(w.key, tokens)
+        query, key = times(w.qk_scale * w.query, queries.flatten(2)), times(w.qk_scale * w.key, tokens)
     operands, kernel = (query.transpose(1, 2)[:, None], key[:, None], as_tokens(x)), w.gamma[:, None] * w.content
 
     def attended(kernel: Tensor, *operands: Tensor) -> Tensor:
