@@ -38,6 +38,7 @@ def test_a_recast_model_comes_back(tmp_path: Path, gate: Any, stride: Any, open_
     path = save(model, tmp_path / "deep" / "child.safetensors", constructor(CONFIG))
     assert torch.equal(output(load(path)), output(model))
     assert torch.equal(output(load(path, parent=build(CONFIG))), output(model))
+    assert torch.equal(output(load(path, parent=torch.optim.swa_utils.AveragedModel(build(CONFIG)))), output(model))
 
 
 def test_shared_memory_and_channels_last_are_saved(tmp_path: Path) -> None:

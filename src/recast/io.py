@@ -223,6 +223,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
             raise RecastError(f"{path} has no constructor: pass its parent, load(path, parent=model)")
         model = build_from(header["constructor"], trust=trust)
     else:
+        parent = unwrapped(parent)
         check_weights(parent)
         # torch cannot copy what a hook computed (the older weight_norm): cut it off its graph
         computed = (v for m in parent.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf)

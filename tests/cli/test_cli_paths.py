@@ -20,6 +20,7 @@ from recast.lab.cli.paths import check_paths
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.config.text import save_recipe
 from recast.lab.folder.run import RunFolder
+from recast.lab.training.prepare import recipe_of_run
 
 TYPOS = (
     (("train", "folder", "--data-dir", "gone"), "no such data folder: gone (--data-dir)"),
@@ -149,6 +150,21 @@ def test_the_table_of_a_run_moves_with_its_images(images: str | None, table: str
     data = RunFolder(tmp_path / "run").recipe_here(str(tmp_path / "new")).data
     assert data.data_dir == str(tmp_path / "new")
     assert os.path.samefile(str(data.labels_file), tmp_path / now)
+
+
+def test_a_training_goes_on_with_a_table_that_moved_with_its_images(tmp_path: Path) -> None:
+    old, new, run = (tmp_path / name for name in ("old", "new", "run"))
+    for folder in (new, run):
+        folder.mkdir()
+    save_recipe(
+        Recipe(data=DataConfig("csv", data_dir=str(old), labels_file=str(old / "labels.csv"))), run / "recipe.yaml"
+    )
+    stored = RunFolder(run).recipe()
+    with pytest.raises(RecastError, match=r"no such data folder.*of the run .*: give the folder with --data-dir"):
+        recipe_of_run(stored, RunFolder(run))
+    (new / "labels.csv").write_text("path,label\n1.png,a\n2.png,b\n", encoding="utf-8")
+    data = recipe_of_run(stored.replace(data=stored.data.replace(data_dir=str(new))), RunFolder(run)).data
+    assert (data.data_dir, data.labels_file) == (str(new), str(new / "labels.csv"))
 
 
 def test_images_of_the_package_do_not_move(tmp_path: Path) -> None:

@@ -66,8 +66,11 @@ def goes_on(tmp_path: Path) -> GoesOn:
     ("change", "message"),
     [
         (swap, "labels of the training images, .*labels of the validation images"),
-        (all_parts(lambda part: (part / "cat").rename(part / "zebra")), "class 0 was 'cat'"),
-        (all_parts(lambda part: shutil.copytree(part / "cat", part / "ant")), "2 classes"),
+        (
+            all_parts(lambda part: (part / "cat").rename(part / "zebra")),
+            "trained on 2 classes, .* lacks cat and adds zebra",
+        ),
+        (all_parts(lambda part: shutil.copytree(part / "cat", part / "ant")), "trained on 2 classes, .* adds ant"),
         (lambda folder: picture(folder / "train" / "cat" / "9.png", 5), "number of the training images"),
         (lambda folder: (folder / "val" / "cat" / "0.png").unlink(), "number of the validation images"),
         (lambda folder: (folder / "train/cat/0.png").rename(folder / "train/dog/new.png"), "labels of the training"),
@@ -133,5 +136,8 @@ def test_drawn_data_are_always_the_same(name: str) -> None:
 
 def test_a_share_that_is_held_out_anew_is_reported(folder: Path, goes_on: GoesOn) -> None:
     config = DataConfig("folder", data_dir=str(folder / "train"), img_size=8)
-    with pytest.warns(UserWarning, match="The 2 images are a share of the folder, held out anew"):
+    with pytest.warns(
+        UserWarning,
+        match="Of the 2 images, a share of the folder that is held out anew, at least 2 are training images of the run",
+    ):
         goes_on(config, lambda: picture(folder / "train/cat/9.png", 5), goes_on=False)

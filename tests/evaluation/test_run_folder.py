@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -112,6 +113,22 @@ def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> 
     record = (copied / "evaluation.json").read_text(encoding="utf-8")
     assert '"all"' in record
     assert '"again"' not in record  # it was read from the scores, not measured
+
+
+def test_results_on_other_images_are_printed_and_not_saved(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report would give them as the run's own."""
+    measured(copied, "clean", "agreement")
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.parent.name != "scores"}
+    own = load_data(SMALL)
+    trained = replace(own, val=own.train)
+    monkeypatch.setattr("recast.lab.open.load_data", lambda *_: trained)
+    with pytest.warns(UserWarning, match="changed since it began") as warned:
+        results = measured(copied, "clean", "agreement")
+    said = " ".join(str(warning.message) for warning in warned)
+    assert re.search(rf"Of the {len(own.train)} images at least \d+ are training images of the run", said)
+    assert "clean, agreement of others will be printed, not saved" in said
+    assert {row.n for row in results.rows} == {len(own.train)}
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_bad_request_writes_nothing(copied: Path) -> None:

@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "layers": ("no layer '5'", opened, lambda m: wake_(m, BATCH[0], layers=[5])),
     "failing batches": ("batches.*KeyError", opened, lambda m: wake_(m, failing())),
     "no images in a batch": ("cannot run on the example 7", opened, lambda m: wake_(m, iter([BATCH[0], 7]))),
-    "recast already": ("pass the parent to plan", opened, lambda m: plan(m, X)),
+    "recast already": ("plan its parent instead", opened, lambda m: plan(m, X)),
     "rate": ("lr must be .*got nan", opened, lambda m: param_groups(m, lr=NAN)),
     "pool heads": ("num_heads=7", small, lambda m: attention_pool_(
         m, config=PoolConfig("single", num_heads=7), example=X)),
@@ -250,6 +250,14 @@ def test_steps_alone_leave_the_pool_for_later() -> None:
     assert applied_plan(last) == done
     x = torch.randn(4, 3, 16, 16).double()
     torch.testing.assert_close(replayed(parent, last)(x), last(x), rtol=1e-12, atol=1e-12)
+
+
+def test_a_plan_of_pooling_alone_counts_a_recast_convolution_once() -> None:
+    child = recast_(small(), plan(small(), X))
+    left = [layer.name for layer in plan(child, X, where="none", pool=PoolConfig("single")).left]
+    assert sorted(left) == sorted(
+        layer.name for layer in plan(small(), X, where="none", pool=PoolConfig("single")).left
+    )
 
 
 def test_a_pool_has_rates_of_its_own_and_its_tokens_never_decay() -> None:

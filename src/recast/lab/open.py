@@ -12,7 +12,7 @@ from pathlib import Path
 import timm
 from torch import nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, listed
 from recast.io import load
 from recast.lab.config import Recipe
 from recast.lab.config.recipe import PaperConfig
@@ -79,26 +79,30 @@ def check_classes(run: RunFolder, data: Data) -> None:
     """Raise RecastError unless the classes are those of the run, in the same order."""
     names = run.classes()
     remedy = "give the folder of the run's images with --data-dir"
-    if len(names) != len(data.classes):
-        raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} has {len(data.classes)}: {remedy}")
+    missing, new = ([name for name in a if name not in b] for a, b in ((names, data.classes), (data.classes, names)))
+    if missing or new:
+        other = " and ".join(f"{word} {listed(part, 3)}" for word, part in (("lacks", missing), ("adds", new)) if part)
+        raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} {other}: {remedy}")
     for number, (before, now) in enumerate(zip(names, data.classes, strict=True)):
         if before != now:
             raise RecastError(f"class {number} was {before!r} when {run} was trained, now it is {now!r}: {remedy}")
 
 
-def check_same(run: RunFolder, data: Data, *, goes_on: bool) -> None:
-    """Warn if the validation images changed since the run began, or any images if training `goes_on`.
+def check_same(run: RunFolder, data: Data, *, goes_on: bool) -> bool:
+    """Warn if the validation images changed since the run began, or any images if training `goes_on`; return if not.
 
     Raises RecastError if training would continue with other names, labels or numbers of images. Changed contents only
     warn: damaged images may have been replaced.
     """
     path = run.fingerprint
     if not path.is_file():
-        return
+        return True
     parts = {"train": "training", "val": "validation"} if goes_on else {"val": "validation"}
-    before, now = read_json(path, *parts), fingerprint_of(data, *parts)
+    before, now = read_json(path, "train", "val"), fingerprint_of(data, *parts)
     changes, is_refused = [], False
     try:
+        trained = {content for _, content in before["train"]["contents"]}
+        num_trained = sum(content in trained for _, content in now["val"]["contents"])
         for part, title in parts.items():
             names = [name for name, value in now[part].items() if before[part][name] != value]
             old, new = (_labels_by_content(side[part]["contents"]) for side in (before, now))
@@ -115,12 +119,12 @@ def check_same(run: RunFolder, data: Data, *, goes_on: bool) -> None:
             "with --out"
         )
     if changes:
-        if data.is_held_out and not goes_on:
-            text += (
-                f". The {len(data.val):,} images are a share of the folder, held out anew: the run may be trained on "
-                "some of them"
-            )
+        if not goes_on and (num_trained or data.is_held_out):
+            anew = ", a share of the folder that is held out anew," if data.is_held_out else ""
+            count = f"at least {num_trained:,} are" if num_trained else "some may be"
+            text += f". Of the {len(data.val):,} images{anew} {count} training images of the run"
         warnings.warn(f"the data of {run} changed since it began: {text}", stacklevel=2)
+    return not changes
 
 
 def _labels_by_content(rows: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:

@@ -192,11 +192,12 @@ def _convolutions(model: nn.Module, config: RecastConfig, needed: bool) -> dict[
 
     Raises `RecastError` if they are `needed` and there is none, or one is recast already.
     """
-    modules = modules_by_name(model).items()
+    inside = {m.conv for m in model.modules() if isinstance(m, AttentionBeside)}
+    modules = ((name, m) for name, m in modules_by_name(model).items() if m not in inside)
     layers = {name: m for name, m in modules if is_convolution(m) and ".parametrizations." not in f".{name}."}
     for name, module in layers.items() if needed else ():
         if isinstance(module, RecastLayer):
-            raise RecastError(f"{name or 'the model'} {refusal(module, config)}: pass the parent to plan")
+            raise RecastError(f"{name or 'the model'} {refusal(module, config)}: plan its parent instead")
     if needed and not _watched(layers):
         scripted = next((m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)), None)
         reason = "has no convolution" if scripted is None else refusal(scripted, config)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from recast.errors import RecastError
+from recast.errors import RecastError, listed
 from recast.files import require
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
@@ -45,7 +45,7 @@ def evaluate_run(
 ) -> Results:
     """Measure the arms of a run on the same images and save the results in its folder.
 
-    RUN/rows.csv, differences.csv     results; a suite's older rows are replaced
+    RUN/rows.csv, differences.csv     results on the run's own images; a suite's older rows are replaced
     RUN/analysis/SUITE.csv            tables of the suites that produce one
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
@@ -62,7 +62,7 @@ def evaluate_run(
         _check_files(RunFolder(folder))
         run = first_then_all(open_run, folder, data_dir) if shares else open_run(folder, data_dir)
         check_data(suites, run.data)
-        check_same(run.folder, run.data, goes_on=False)
+        has_its_images = check_same(run.folder, run.data, goes_on=False)
         data = _labelled(run, suites, options)
         if run.recipe.data.bad_image == "skip":
             data = without_unreadable(data, "val")
@@ -74,6 +74,13 @@ def evaluate_run(
             processes=process_count() if shares else 1,
             with_new_classifier=frozenset({"parent"} if run.folder.has_new_parent(run.recipe.model) else ()),
         )
+        unsaved = [] if has_its_images else [name for name in suites if context.dataset(name) == data.name]
+        if unsaved:
+            warnings.warn(
+                f"{run.folder} keeps results on its own validation images: {listed(unsaved, 5)} of others will be "
+                "printed, not saved",
+                stacklevel=2,
+            )
         results = Results()
         # suites that share a pass are measured together, and each group is written when it is finished
         # what only the first process measures comes last
@@ -82,10 +89,10 @@ def evaluate_run(
             measured = measure(context, together, run=run.folder.name, cache=run.folder.scores, progress=progress)
             context.store.clear()  # features of a group may fill the memory
             if not context.process:
-                _write(run, measured, together, context, command, time.time() - begin)
+                _write(run, measured, together, context, command, time.time() - begin, unsaved)
             results.extend(measured)
         if not context.process:
-            task_named(data.val.task).draw(run, context, suites)
+            task_named(data.val.task).draw(run, context, [name for name in suites if name not in unsaved])
         return results
 
 
@@ -121,9 +128,15 @@ def _provenance(folder: RunFolder) -> dict[str, Any]:
 
 
 def _write(
-    run: OpenRun, results: Results, suites: Sequence[str], context: Context, command: str, seconds: float
+    run: OpenRun,
+    results: Results,
+    suites: Sequence[str],
+    context: Context,
+    command: str,
+    seconds: float,
+    unsaved: Sequence[str],
 ) -> None:
-    """Write results into the run's files, where they replace all older ones of their suites.
+    """Write results but those `unsaved` into the run's files, where they replace all older ones of their suites.
 
     Results on some of the images (num_images) do not replace those on more images.
     """
@@ -131,7 +144,7 @@ def _write(
     older, written = run.folder.rows(), set()
     for name in suites:
         rows = [row for row in results.rows if row.suite == name]
-        if not rows and name not in results.tables:
+        if name in unsaved or (not rows and name not in results.tables):
             continue
         images = max(row.n for row in rows) if rows else results.tables[name].images
         before = content["suites"].get(name, {}).get("images", 0)

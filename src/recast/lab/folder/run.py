@@ -103,11 +103,14 @@ class RunFolder:
         return read_names(self.classes_file)
 
     def recipe_here(self, data_dir: str | None = None) -> Recipe:
-        """Return the recipe with the files that moved with the run; `data_dir` is the folder of its images if they did.
+        """Return the recipe `with_files_here`."""
+        return self.with_files_here(self.recipe(), data_dir)
+
+    def with_files_here(self, recipe: Recipe, data_dir: str | None = None) -> Recipe:
+        """Return a recipe with the files that moved with the run; `data_dir` is the folder of its images if they did.
 
         Raises RecastError for files of a run from another machine that are not there.
         """
-        recipe = self.recipe()
         data, checkpoint = recipe.data, recipe.model.checkpoint
         before, table = (path and Path(path).expanduser() for path in (data.data_dir, data.labels_file))
         if data_dir is None and before and not before.exists() and not data.name.startswith("hfds/"):

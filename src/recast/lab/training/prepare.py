@@ -73,6 +73,18 @@ def with_task(recipe: Recipe) -> Recipe:
 def recipe_of_run(recipe: Recipe, out: RunFolder) -> Recipe:
     """Return the recipe in the run folder with the fields that `may_change` from `recipe`; others must agree."""
     stored = out.recipe()
+    # paths that `recipe` leaves open stay as they were, and so do weights of the parent in the run folder
+    checkpoint = stored.model.checkpoint
+    if checkpoint is None or Path(checkpoint).parent != out.path.resolve():
+        checkpoint = recipe.model.checkpoint or checkpoint
+    data = stored.data.replace(
+        workers=recipe.data.workers, labels_file=recipe.data.labels_file or stored.data.labels_file
+    )
+    moved = recipe.data.data_dir if recipe.data.data_dir != stored.data.data_dir else None
+    here = out.with_files_here(stored.replace(data=data, model=stored.model.replace(checkpoint=checkpoint)), moved)
+    if recipe.data.name == "csv":
+        places = {name: getattr(here.data, name) for name in ("data_dir", "labels_file")}
+        recipe = with_task(recipe.replace(data=recipe.data.replace(**places)))
     completed = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if recipe.data.img_size is None:
         recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
@@ -82,19 +94,10 @@ def recipe_of_run(recipe: Recipe, out: RunFolder) -> Recipe:
             f"{follow_up('train', '--resume', str(out), functions=recipe.functions)}, or start a new run from "
             f"{out.recipe_file}"
         )
-    # paths that `recipe` leaves open stay as they were, and so do weights of the parent in the run folder
-    checkpoint = stored.model.checkpoint
-    if checkpoint is None or Path(checkpoint).parent != out.path.resolve():
-        checkpoint = recipe.model.checkpoint or checkpoint
-    data = stored.data.replace(
-        workers=recipe.data.workers,
-        data_dir=recipe.data.data_dir or stored.data.data_dir,
-        labels_file=recipe.data.labels_file or stored.data.labels_file,
-    )
-    task, model = recipe.task, stored.model.replace(checkpoint=checkpoint)
+    task = recipe.task
     if isinstance(recipe.teacher, ModelTeacher) and recipe.teacher.teacher_checkpoint is None:
         task = stored.task
-    return recipe.replace(data=data, model=model, task=task, papers=stored.papers)
+    return recipe.replace(data=here.data, model=here.model, task=task, papers=stored.papers)
 
 
 def prepare(recipe: Recipe, out: RunFolder, resume: bool) -> Prepared:

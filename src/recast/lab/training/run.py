@@ -88,10 +88,10 @@ def train(
     """
     folder = RunFolder(out)
     with trusting(trust=trust), distributed.process_group(recipe.device) as device, distributed.held(folder.path):
-        recipe = with_task(recipe)
         if resume:
             recipe = distributed.first_then_all(recipe_of_run, recipe, folder)
         else:
+            recipe = with_task(recipe)
             distributed.on_first(folder.check_unused)
         prepared = distributed.first_then_all(prepare, recipe, folder, resume)
         if distributed.is_first():
