@@ -307,7 +307,7 @@ def test_a_refused_resume_writes_nothing(ctrl_c: CtrlC, run: Path, tmp_path: Pat
     classes = (out / "classes.json").read_text(encoding="utf-8")
     for text, message in (
         (classes, "state of a different model"),
-        (classes.replace('"0"', '"0!"'), "class 0 was '0!'"),
+        (classes.replace('"0"', '"0!"'), "trained on 10 classes, digits lacks 0! and adds 0"),
     ):
         (out / "classes.json").write_text(text, encoding="utf-8")
         before = snapshot(out)

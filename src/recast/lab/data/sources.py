@@ -120,7 +120,8 @@ class Data:
         side, test, crop = data.img_size, data.test_size, data.val.crop_pct
         size = f"{side}x{side} pixels{size_from}" + f", tested at {test}x{test}" * (test != side)
         size += "" if crop in (None, 1) else f", test crop {crop:g}"
-        count = f"{len(data.train):,} training, {len(data.val):,} validation, {len(data.classes)} classes"
+        validation = f"{len(data.val):,} validation{' (held out)' * data.is_held_out}"
+        count = f"{len(data.train):,} training, {validation}, {len(data.classes)} classes"
         return data, "images: {}; {}, mean {}, std {} ({})".format(count, size, *norm, norm_from)
 
     def _sized_for(self, model: nn.Module, defaults: InputDefaults | None) -> tuple[Data, str]:
