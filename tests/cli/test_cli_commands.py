@@ -127,7 +127,7 @@ def test_options(words: str, key: str, value: object, trained: Callable[..., Rec
         ("train digits --amp bf61", "--amp, bf61, bf16"),
         ("train digits --task embed --repeats 3", "--repeats, --task, embed"),
         ("train digits --resume runs/x", "--resume, RECIPE"),
-        ("train --resume runs/x", "runs/x, recipe.yaml"),
+        ("train --resume runs/x", "runs/x, no such folder"),
         ("train digits --resume x --out y", "--resume"),
         ("train run", "--resume run, run/recipe.yaml"),
         ("plan run/w.safetensors", "is a file, --checkpoint run/w.safetensors"),

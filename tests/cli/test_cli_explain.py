@@ -185,7 +185,7 @@ def test_mistakes_with_models_are_one_line(
     (tmp_path / "gap.txt").write_text("cat\n\ndog\n", encoding="utf-8")
     size = ["--img-size", "32"]
     for words, message in (
-        (["runs/nothing"], "no run folder"),
+        (["runs/nothing"], "not a run folder: there is no such folder"),
         ([image, image], "is an image; give the network first"),
         (["w.pth", image], "w.pth was not written by recast.save: save the network with recast.save"),
         ([weights, image], f"recast explain MODEL IMAGE --checkpoint {weights}"),

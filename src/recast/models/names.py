@@ -48,4 +48,4 @@ def unknown_subject(name: str, error: RecastError) -> RecastError:
     """Return the error of `explain` for a word that is neither a path nor, by `error`, a model."""
     if ":" in name:
         return error
-    return RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}")
+    return RecastError(f"{name} is not a run folder (there is no such folder), and no model: {error}")

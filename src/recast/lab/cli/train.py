@@ -120,8 +120,8 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
     for other, value in (("RECIPE", name), ("--out", out)):
         if value is not None:
             raise RecastError(f"--resume uses the run's own folder and recipe: drop {other}")
-    if not (run := RunFolder(str(resume))).is_run:
-        raise RecastError(f"{resume} holds no run to resume: it has no {run.recipe_file.name}")
+    run = RunFolder(str(resume))
+    run.check()
     return run.recipe()
 
 

@@ -77,7 +77,7 @@ def _check_options(options: ExplainOptions, size: tuple[int, int] | None, is_run
         raise RecastError(f"--crop-pct requires a square --img-size, got {size[0]}x{size[1]}: drop --crop-pct")
     if not options.images:
         if "/" in options.subject and ":" not in options.subject and not Path(options.subject).exists():
-            raise RecastError(f"{options.subject} is no run folder: there is no such folder")
+            raise RecastError(f"{options.subject} is not a run folder: there is no such folder")
         raise RecastError(f"no images given: recast explain {options.subject} IMAGE …, files or folders")
     if numbers := [word for word in options.images if word.startswith("val:")]:
         raise RecastError(f"{numbers[0]} requires a run folder: name image files or folders for {options.subject}")

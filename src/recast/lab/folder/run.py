@@ -139,8 +139,10 @@ class RunFolder:
     def check(self) -> None:
         """Raise RecastError for a folder that is not a run."""
         if not self.is_run:
-            name = self.recipe_file.name
-            raise RecastError(f"{self} is not a run folder: it has no {name} (recast train writes one)")
+            reason = f"it has no {self.recipe_file.name} (recast train writes one)"
+            if not self.path.is_dir():
+                reason = f"it is a file of {self.path.parent}" if self.path.exists() else "there is no such folder"
+            raise RecastError(f"{self} is not a run folder: {reason}")
 
     def check_finished(self) -> None:
         """Raise RecastError for a folder without a finished recast arm, before anything of it is loaded."""
