@@ -60,9 +60,10 @@ beside 38.8, 39.6, 41.6; in views_224 69.6, 69.2, 68.9 and 70.7, 70.5, 70.4. CBA
 canvases in a third of its training, which led to `queries_keys` and to the rates of `recast.param_groups`. With these
 all arms were run again on another machine, at the same rates, but global context and, in views_224, beside. odd was run
 with CBAM and after the blocks, at the step times of twice. queries_keys: our arms at 4e-3, with queries and keys at
-`SHARES` of it, for a third of their updates, on held-out canvases. odd_squeezenet was added last, with five arms: after the blocks, beside,
-fine-tuned, non-local, CBAM; it asks whether the gain of odd_224 is that of one network, and its answer is shown whatever
-it is.
+`SHARES` of it, for a third of their updates, on held-out canvases.
+
+odd_squeezenet was added last, with five arms: after the blocks, beside, fine-tuned, non-local, CBAM. It asks whether
+the gain of odd_224 is that of one network, and its answer is shown whatever it is.
 """
 
 from __future__ import annotations
