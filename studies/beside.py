@@ -218,11 +218,7 @@ def build(parent: nn.Module, setting: Setting, images: Tensor, seed: int) -> nn.
     if setting["place"] == "block":
         config = recast.RecastConfig(beside="block", **choices)
         recast.recast_(model, recast.plan(parent, images[:2], config, max_tokens=None))
-    placed = {
-        "all": names,
-        "second": [n for n in names if n.endswith(("conv2", "depthwise_conv", "expand3x3"))],
-        "last": names[-1:],
-    }
+    placed = {"all": names, "second": [n for n in names if n.endswith(("conv2", "depthwise_conv"))], "last": names[-1:]}
     placed |= {"last block": names[-2:], "before last": names[-2:-1]}
     for name in placed.get(setting["place"], ()):
         layer = convert(stage.get_submodule(name), recast.RecastConfig(**choices))
