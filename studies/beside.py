@@ -43,10 +43,11 @@ Arms (`arms`): the parent; beside; timm's non-local block of as many multiply-ad
 starts at zero; and, for as many seconds as the non-local block takes (cifar: as beside takes), by ratios of step times
 measured in turns: the parent fine-tuned, the former default in every 3×3 convolution of the stage, nine heads without
 Gaussians, beside, beside the last convolution alone, and after the blocks. Also fine-tuned for as many updates, and
-timm's global context. One parent; seeds change the order of images and new parameters. Rates are those of price.py,
-2e-3 for odd_photo, for every arm. A difference ours − arm is shown if 0 is outside its 95 % interval, which is that of
-price.py. beside is the better default if it is shown to be ahead of the former default or equal to it on every task,
-ahead on one; likewise for the non-local block. A run of attention counts only if it is awake (`AWAKE`).
+timm's global context; SE was added last, for odd_digit alone. One parent; seeds change the order of images and new
+parameters. Rates are those of price.py, 2e-3 for odd_photo, for every arm. A difference ours − arm is shown if 0 is
+outside its 95 % interval, which is that of price.py. beside is the better default if it is shown to be ahead of the
+former default or equal to it on every task, ahead on one; likewise for the non-local block. A run of attention counts
+only if it is awake (`AWAKE`).
 
 Until then γ was one number for all channels. After the stage it was tried as the default: 6.2 points ahead of beside on
 photographs, 1.5 behind on digits; in scenes.py one seed of three slept, and beside stayed the default. With a γ for
@@ -295,6 +296,7 @@ def arms(task: str) -> dict[str, Setting]:
     }
     all_arms |= {"nine heads, equal seconds": nine | {"gate_ratio": 50} | long}
     all_arms |= {"global context": {"block": "context", "gate_ratio": 50}}
+    all_arms |= {"SE, equal seconds": {"block": "SE", "gate_ratio": 1} | long}
     if task != "converged":
         del all_arms["parent"]  # its classifier is new
     return {arm: complete({"epochs": EPOCHS[task]} | setting) for arm, setting in all_arms.items()}

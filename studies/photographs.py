@@ -51,7 +51,7 @@ and no difference was shown; it was run again for 18 epochs with a third rate an
 1×1 convolutions (49 %), CBAM (43) and the ViT (27). The odd photograph of beside.py was run there; first with beside to
 non-local. views was added after twice, at the same step times (the networks are the same), with five arms: beside,
 after the blocks, fine-tuned, non-local, global context; what decides is as above. odd was run with CBAM and after the
-blocks, first with four arms, at the step times of twice.
+blocks, first with four arms, at the step times of twice. SE was run last, after it had led in odd_224: in odd, views.
 
 The tasks at 224 pixels were added later. Queries and keys had the rate of other weights there: in odd_224 after the
 blocks had 59.2, 55.8, 58.3, beside 38.8, 39.6, 41.6; in views_224 69.6, 69.2, 68.9 and 70.7, 70.5, 70.4. CBAM then
@@ -82,7 +82,6 @@ import trainings
 from beside import AFTER, NEW, LastStage, complete, evidence, photos
 from evidence.csv_files import append, has_row, read
 from PIL import Image
-from timm.layers import SEModule
 from timm.layers.bottleneck_attn import BottleneckAttn
 from timm.layers.cbam import CbamModule
 from timm.models.convnext import ConvNeXt
@@ -276,8 +275,10 @@ def build(arm: str, tail: nn.Module, images: Tensor, seed: int) -> nn.Module:
     if arm in BLOCK:
         attention, pixels = build("beside", tail, images, seed), size[0] * size[1]
         trainings.add_block(model, BLOCK[arm], (macs_of(attention, images) - macs_of(tail, images)) / pixels, pixels)
-    elif arm in ("SE", "CBAM"):
-        model.layer3 = nn.Sequential(model.layer3, (SEModule if arm == "SE" else CbamModule)(width))
+    elif arm == "SE":
+        trainings.add_block(model, "SE", 0, 1)
+    elif arm == "CBAM":
+        model.layer3 = nn.Sequential(model.layer3, CbamModule(width))
     elif arm == "BoTNet":
         model.layer3[-1].set_submodule("conv2", BottleneckAttn(width, feat_size=size), strict=True)
     elif arm == "ConvNeXt":

@@ -21,7 +21,7 @@ import timm
 import torch
 from evidence.csv_files import RESULTS, has_row, write
 from safetensors.torch import load_file
-from timm.layers import GlobalContext, NonLocalAttn
+from timm.layers import GlobalContext, NonLocalAttn, SEModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -71,11 +71,13 @@ class Residual(nn.Sequential):
 
 
 def add_block(model: nn.Module, block: str, extra: float, pixels: int) -> None:
-    """Put a block after the last stage that starts at zero and takes about `extra` multiply-adds per pixel."""
+    """Put a block after the last stage that starts at zero, but for SE, and takes about `extra` multiply-adds a pixel."""
     width = model.num_features
     module: nn.Module
     if block == "non-local":
         module = NonLocalAttn(width, rd_channels=round(extra / (4 * width + 2 * pixels)))
+    elif block == "SE":
+        module = SEModule(width)
     elif block == "context":
         module = GlobalContext(width, fuse_add=True, fuse_scale=False, rd_ratio=0.5)
         nn.init.zeros_(module.mlp_add.fc2.bias)
