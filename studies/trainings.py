@@ -71,7 +71,7 @@ class Residual(nn.Sequential):
 
 
 def add_block(model: nn.Module, block: str, extra: float, pixels: int) -> None:
-    """Put a block after the last stage that starts at zero, but for SE, and takes about `extra` multiply-adds a pixel."""
+    """Put a block after the last stage that starts at zero (but SE) and takes about `extra` multiply-adds a pixel."""
     width = model.num_features
     module: nn.Module
     if block == "non-local":
