@@ -16,6 +16,7 @@ One rule for every page (rule.py, evidence_claims.csv):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -220,15 +221,16 @@ def of_small_recipes(rows: Iterable[Row]) -> list[dict[str, Any]]:
         if not pairs:
             continue
         every = [row for pair in pairs for row in pair]
-        attending = [row for row in every if row["heads"]]
-        is_asleep = not all(is_awake(int(row["awake"]), int(row["heads"])) for row in attending)
+        awake = [is_awake(int(row["awake"]), int(row["heads"])) for row in every if row["heads"]]
+        attention = "" if not awake else "awake" if all(awake) else "asleep"
         trained = [fmean(float(pair[of_arm]["train"]) for pair in pairs) for of_arm in (0, 1)]
         line: dict[str, Any] = {"source": source, "claim": statement, "study": "small_recipes.csv", "arm": arm}
         line |= {"against": against, "metric": "clean", "is": "above", "threshold": 0.0, "runs": len(pairs)}
         line |= {"train_top1": round(trained[0], 1), "train_top1_against": round(trained[1], 1)}
         line |= {"difference": round(fmean(float(a["top1"]) - float(b["top1"]) for a, b in pairs), 2)}
-        line |= {"attention": "" if not attending else "asleep" if is_asleep else "awake"}
-        claims.append(line | {"verdict": ASLEEP if is_asleep else TOO_SHORT if min(trained) < TRAINED else UNDECIDED})
+        any_value = {"attention": attention, "low_95": -math.inf, "high_95": math.inf}
+        verdict = Claim(source, statement, "", arm, against).verdict(any_value, min(trained))
+        claims.append(line | {"attention": attention, "verdict": verdict})
     return claims
 
 

@@ -70,7 +70,7 @@ def _check_subject(label: str, word: str) -> None:
     if "MODEL" in label and not is_there and word.endswith(FILES):
         raise RecastError(f"no such file: {word}")
     if label == "RUN|MODEL" and not is_there and "/" in word and ":" not in word:
-        raise RecastError(f"{word} is not a run folder: there is no such folder")
+        RunFolder(word).check()
     if "IMAGE" in label and not is_there and not word.startswith("val:"):
         raise RecastError(f"no such image or folder: {word}")
     if label == "RUN|FILE" and not is_there:

@@ -89,7 +89,8 @@ def evaluate_run(
             measured = measure(context, together, run=run.folder.name, cache=run.folder.scores, progress=progress)
             context.store.clear()  # features of a group may fill the memory
             if not context.process:
-                _write(run, measured, together, context, command, time.time() - begin, unsaved)
+                saved = [name for name in together if name not in unsaved]
+                _write(run, measured, saved, context, command, time.time() - begin)
             results.extend(measured)
         if not context.process:
             task_named(data.val.task).draw(run, context, [name for name in suites if name not in unsaved])
@@ -128,15 +129,9 @@ def _provenance(folder: RunFolder) -> dict[str, Any]:
 
 
 def _write(
-    run: OpenRun,
-    results: Results,
-    suites: Sequence[str],
-    context: Context,
-    command: str,
-    seconds: float,
-    unsaved: Sequence[str],
+    run: OpenRun, results: Results, suites: Sequence[str], context: Context, command: str, seconds: float
 ) -> None:
-    """Write results but those `unsaved` into the run's files, where they replace all older ones of their suites.
+    """Write results of suites into the run's files, where they replace all older ones of these suites.
 
     Results on some of the images (num_images) do not replace those on more images.
     """
@@ -144,7 +139,7 @@ def _write(
     older, written = run.folder.rows(), set()
     for name in suites:
         rows = [row for row in results.rows if row.suite == name]
-        if name in unsaved or (not rows and name not in results.tables):
+        if not rows and name not in results.tables:
             continue
         images = max(row.n for row in rows) if rows else results.tables[name].images
         before = content["suites"].get(name, {}).get("images", 0)

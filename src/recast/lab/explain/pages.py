@@ -18,6 +18,7 @@ from recast.lab.explain.make import ASSUMED, assumed_input, make_scene
 from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_scene
 from recast.lab.folder.records import ARMS
+from recast.lab.folder.run import RunFolder
 from recast.lab.open import SAVED, check_same, names_a_run, open_model, open_run, weights_of
 from recast.lab.task import task_named
 from recast.layers.pool_config import AttentionPooling
@@ -77,7 +78,7 @@ def _check_options(options: ExplainOptions, size: tuple[int, int] | None, is_run
         raise RecastError(f"--crop-pct requires a square --img-size, got {size[0]}x{size[1]}: drop --crop-pct")
     if not options.images:
         if "/" in options.subject and ":" not in options.subject and not Path(options.subject).exists():
-            raise RecastError(f"{options.subject} is not a run folder: there is no such folder")
+            RunFolder(options.subject).check()
         raise RecastError(f"no images given: recast explain {options.subject} IMAGE …, files or folders")
     if numbers := [word for word in options.images if word.startswith("val:")]:
         raise RecastError(f"{numbers[0]} requires a run folder: name image files or folders for {options.subject}")
